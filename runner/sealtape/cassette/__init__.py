@@ -1,0 +1,1 @@
+"""What a recording is. Pure: no sockets, no test runner, no HTTP client."""
