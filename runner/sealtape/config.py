@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import enum
 import json
+import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
@@ -156,6 +157,7 @@ class Settings:
     passthrough: tuple[str, ...] = tuple(sorted(LOOPBACK))
     env: tuple[str, ...] = ()
     blocked: Blocked = "report"
+    chat_url: str = "https://api.openai.com/v1"
     grants: tuple[Grant, ...] = ()
     questions: QuestionRules = QuestionRules()
     redact: tuple[Redaction, ...] = ()
@@ -172,8 +174,18 @@ class Settings:
         return tuple(dict.fromkeys([*(g.key_env for g in self.grants if g.key_env), *known]))
 
 
-def load(start: Path, environ: Mapping[str, str]) -> Settings:
-    """The settings of the project that `start` lies in. Raises `ConfigError`."""
+def load(
+    start: Path,
+    environ: Mapping[str, str] = os.environ,
+    *,
+    mode: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Settings:
+    """The settings of the project that `start` lies in. Raises `ConfigError`.
+
+    What a caller gives (`mode`, `overrides`: keys of the table) wins over the environment,
+    which wins over `pyproject.toml`.
+    """
     root = find_root(start)
     pyproject = root / "pyproject.toml"
     table: dict[str, Any] | None = None
@@ -184,8 +196,18 @@ def load(start: Path, environ: Mapping[str, str]) -> Settings:
             msg = f"{pyproject} is not valid TOML: {error}"
             raise ConfigError(msg) from error
         table = document.get("tool", {}).get("sealtape")
-    settings = parse(root, table or {})
-    return _from_environ(replace(settings, declared=table is not None), environ)
+    settings = replace(parse(root, table or {}), declared=table is not None)
+    settings = _from_environ(settings, {**environ, **({"CASSETTE_MODE": mode} if mode else {})})
+    if overrides:
+        given = parse(root, overrides)
+        named = {key: getattr(given, key) for key in overrides}
+        settings = replace(settings, **named, origin={**settings.origin, **dict.fromkeys(overrides, "given")})
+    return settings
+
+
+def credentials(settings: Settings, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The value that this process holds for each variable that may hold a key: real, or a placeholder."""
+    return {name: environ[name] for name in settings.key_variables() if environ.get(name)}
 
 
 def find_root(start: Path) -> Path:
@@ -433,7 +455,11 @@ def _build(where: str, value: Any) -> Build:
             given[key] = _text(f"{where} {key}", table[key])
     if "ca_bundle" in table:
         given["ca_bundle"] = Path(_text(f"{where} ca_bundle", table["ca_bundle"]))
-    index = {f"PIP_{key.upper()}": _text(f"{where} {key}", table[key]) for key in table if f"PIP_{key.upper()}" in PIP_VARIABLES}
+    index = {
+        f"PIP_{key.upper()}": _text(f"{where} {key}", table[key])
+        for key in table
+        if f"PIP_{key.upper()}" in PIP_VARIABLES
+    }
     return Build(index=index, **given)
 
 
@@ -447,6 +473,7 @@ _KEYS: Mapping[str, Callable[[str, Any], Any]] = {
     "passthrough": _texts,
     "env": _texts,
     "blocked": _choice(*get_args(Blocked)),
+    "chat_url": _text,
     "grants": lambda _where, value: _grants("[tool.sealtape.grants]", value),
     "questions": _questions,
     "redact": _redact,

@@ -252,12 +252,12 @@ class Deck:
         self._owed.append(error)
         return error
 
-    def command_for(self, test: str) -> str:
-        """The command that records what `test` asks."""
+    def command_for(self, *tests: str) -> str:
+        """The command that records what these tests ask."""
         # Imported here: only a miss needs it.
         import shlex  # noqa: PLC0415
 
-        return f"{self.command} -- {shlex.quote(test)}" if test else self.command
+        return f"{self.command} -- {shlex.join(tests)}" if any(tests) else self.command
 
     def _foreign(self, grant: Grant, query: str, headers: Sequence[tuple[str, str]]) -> bool:
         """Whether a request carries another credential than the one this grant gives."""

@@ -1,0 +1,246 @@
+"""What httpx and httpx2 have in common: a transport takes a request and gives a response.
+
+The seam is in the transports that open connections. Those that do not (ASGI, WSGI, mocks)
+are no way out and are left alone; custom ones that wrap these are caught below them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from functools import wraps
+from types import ModuleType
+from typing import Any, NoReturn
+
+from sealtape.cassette import deck as decks
+from sealtape.cassette.deck import Deck, Recording
+from sealtape.cassette.model import Answer, Failure, Said, Take
+from sealtape.guest import door as doors
+from sealtape.guest.door import Door
+
+# A failure by its name here, and the library's exception for it.
+EXCEPTIONS: Mapping[str, str] = {
+    "connect_error": "ConnectError",
+    "connect_timeout": "ConnectTimeout",
+    "pool_timeout": "PoolTimeout",
+    "protocol_error": "RemoteProtocolError",
+    "proxy_error": "ProxyError",
+    "read_error": "ReadError",
+    "read_timeout": "ReadTimeout",
+    "write_error": "WriteError",
+    "write_timeout": "WriteTimeout",
+}
+_KINDS = {exception: kind for kind, exception in EXCEPTIONS.items()}
+
+
+class Seam:
+    """The seam in `lib`: the module httpx or httpx2."""
+
+    def __init__(self, lib: ModuleType) -> None:
+        self.lib: Any = lib
+        self.played, self.taped = _streams(self)
+
+    def place(self) -> None:
+        """Patches the library's two connecting transports."""
+        send = self.lib.HTTPTransport.handle_request
+        send_async = self.lib.AsyncHTTPTransport.handle_async_request
+
+        @wraps(send)
+        def handle_request(transport: Any, request: Any) -> Any:
+            deck = decks.current()
+            if deck is None or (route := self.route(deck, request)) == "pass":
+                return send(transport, request)
+            if route == "ignore":
+                return self.response(deck.ignored(_title(request)), request)
+            request.read()
+            asked = self.ask(deck, request)
+            if not isinstance(asked, Recording):
+                return self.response(asked, request)
+            door = doors.current()
+            with self.failing(asked):
+                if door is None:
+                    return self.tape(send(transport, self.outgoing(request)), asked)
+                way = self.lib.HTTPTransport(uds=str(door.socket))
+                response = send(way, self.outgoing(request, door, asked))
+                if doors.answered_by(_text(response.headers)) == "live":
+                    return self.tape(response, asked, way)
+                response.read()
+                way.close()
+                self.declined(response, request, asked)
+
+        @wraps(send_async)
+        async def handle_async_request(transport: Any, request: Any) -> Any:
+            deck = decks.current()
+            if deck is None or (route := self.route(deck, request)) == "pass":
+                return await send_async(transport, request)
+            if route == "ignore":
+                return self.response(deck.ignored(_title(request)), request)
+            await request.aread()
+            asked = self.ask(deck, request)
+            if not isinstance(asked, Recording):
+                return self.response(asked, request)
+            door = doors.current()
+            with self.failing(asked):
+                if door is None:
+                    return self.tape(await send_async(transport, self.outgoing(request)), asked)
+                way = self.lib.AsyncHTTPTransport(uds=str(door.socket))
+                response = await send_async(way, self.outgoing(request, door, asked))
+                if doors.answered_by(_text(response.headers)) == "live":
+                    return self.tape(response, asked, way)
+                await response.aread()
+                await way.aclose()
+                self.declined(response, request, asked)
+
+        self.lib.HTTPTransport.handle_request = handle_request
+        self.lib.AsyncHTTPTransport.handle_async_request = handle_async_request
+
+    def route(self, deck: Deck, request: Any) -> str:
+        return deck.route(request.url.scheme, request.url.host, request.url.port)
+
+    def ask(self, deck: Deck, request: Any) -> Take | Recording:
+        question = deck.http_question(request.method, str(request.url), _text(request.headers), request.content)
+        return deck.answer(question)
+
+    def response(self, take: Take, request: Any) -> Any:
+        """A take as the library's response, or as its exception, raised."""
+        broken = self.exception(take, request) if isinstance(take, Failure) else None
+        answer = take.after if isinstance(take, Failure) else take
+        if broken and answer is None:
+            raise broken
+        assert isinstance(answer, Answer), "an HTTP question has HTTP takes"
+        return self.lib.Response(
+            answer.status,
+            headers=[(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers],
+            stream=self.played(answer.pieces(), broken),
+            extensions={
+                "http_version": answer.http_version.encode("ascii"),
+                "reason_phrase": answer.reason.encode("latin-1"),
+            },
+        )
+
+    def exception(self, failure: Failure, request: Any) -> Exception:
+        exception: Exception = getattr(self.lib, EXCEPTIONS[failure.kind])(failure.message, request=request)
+        return exception
+
+    def outgoing(self, request: Any, door: Door | None = None, recording: Recording | None = None) -> Any:
+        """The request as it goes out: as it is, or through the broker's door.
+
+        Compression is declined, so that recordings are readable and replay needs no decoder.
+        """
+        headers = [(n, v) for n, v in _text(request.headers) if n.lower() != "accept-encoding"]
+        headers.append(("accept-encoding", "identity"))
+        url = request.url
+        if door is not None and recording is not None:
+            timeout = request.extensions.get("timeout", {})
+            headers += door.headers(str(url), test=recording.test, timeout=timeout)
+            url = self.lib.URL("http://broker/call")
+        return self.lib.Request(
+            request.method, url, headers=headers, content=request.content, extensions=request.extensions
+        )
+
+    def tape(self, response: Any, recording: Recording, way: Any = None) -> Any:
+        """The live response, with its body going to the tape while the application reads it."""
+        headers = doors.without_private(_text(response.headers))
+        recording.begin(
+            Answer(
+                status=response.status_code,
+                headers=headers,
+                reason=response.extensions.get("reason_phrase", b"").decode("latin-1"),
+                http_version=response.extensions.get("http_version", b"HTTP/1.1").decode("ascii"),
+            )
+        )
+        return self.lib.Response(
+            response.status_code,
+            headers=headers,
+            stream=self.taped(response.stream, recording, way),
+            extensions=response.extensions,
+        )
+
+    def declined(self, response: Any, request: Any, recording: Recording) -> NoReturn:
+        """Raises what the broker's own answer means."""
+        answer = doors.declined(_text(response.headers), response.content)
+        if answer.failure is None:
+            raise recording.refuse(answer.message)
+        raise self.exception(Failure(kind=answer.failure, message=answer.message), request)
+
+    def failing(self, recording: Recording) -> _Failing:
+        return _Failing(self, recording)
+
+
+class _Failing:
+    """Records the library's transport errors, and lets them pass."""
+
+    def __init__(self, seam: Seam, recording: Recording) -> None:
+        self._seam = seam
+        self._recording = recording
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, self._seam.lib.TransportError):
+            kind = next((_KINDS[cls.__name__] for cls in type(error).__mro__ if cls.__name__ in _KINDS), None)
+            if kind:  # the others say that the request itself is wrong; nothing was asked
+                self._recording.fail(kind, str(error))
+
+
+def _streams(seam: Seam) -> tuple[Any, Any]:
+    """The library's two kinds of body: one that plays a take, one that is taped while it is read.
+
+    Each serves synchronous and asynchronous responses; both bases come from the library.
+    """
+    bases = (seam.lib.SyncByteStream, seam.lib.AsyncByteStream)
+
+    class Played(*bases):  # type: ignore[misc]
+        def __init__(self, pieces: Sequence[bytes], broken: Exception | None) -> None:
+            self._pieces = pieces
+            self._broken = broken
+
+        def __iter__(self) -> Iterator[bytes]:
+            yield from self._pieces
+            if self._broken:
+                raise self._broken
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            for piece in self:
+                yield piece
+
+    class Taped(*bases):  # type: ignore[misc]
+        def __init__(self, live: Any, recording: Recording, way: Any) -> None:
+            self._live = live
+            self._recording = recording
+            self._way = way
+
+        def __iter__(self) -> Iterator[bytes]:
+            with seam.failing(self._recording):
+                for chunk in self._live:
+                    self._recording.chunk(chunk)
+                    yield chunk
+                self._recording.end()
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            with seam.failing(self._recording):
+                async for chunk in self._live:
+                    self._recording.chunk(chunk)
+                    yield chunk
+                self._recording.end()
+
+        def close(self) -> None:
+            self._recording.end(partial=True)
+            self._live.close()
+            if self._way is not None:
+                self._way.close()
+
+        async def aclose(self) -> None:
+            self._recording.end(partial=True)
+            await self._live.aclose()
+            if self._way is not None:
+                await self._way.aclose()
+
+    return Played, Taped
+
+
+def _title(request: Any) -> str:
+    return f"{request.method} {request.url.host}"
+
+
+def _text(headers: Any) -> list[tuple[str, str]]:
+    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers.raw]
