@@ -116,16 +116,24 @@ class Build:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Outward:
+    """How this machine reaches the outside: for the broker only, never part of a recording."""
+
+    ca_bundle: Path | None = None
+    proxy: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class GuestLink:
     """What the host tells the pytest plugin inside a sandbox.
 
-    `verdict` is the host's line, `report` the file for the run's results, `outbox` where
-    recordings go and `door` the broker's socket, the latter two only in a record session.
+    `engine` made the sandbox; that the guest runs at all means it is sealed. `report` is the file
+    for the run's results. In a record session `outbox` is where recordings go, `door` the
+    broker's socket and `token` what opens it.
     """
 
-    verdict: str
+    engine: str
     report: Path
-    placeholders: tuple[str, ...] = ()
     outbox: Path | None = None
     door: Path | None = None
     token: str = field(default="", repr=False)
@@ -138,7 +146,7 @@ class GuestLink:
     def from_json(cls, text: str) -> GuestLink:
         raw = json.loads(text)
         paths = {k: Path(raw[k]) if raw[k] else None for k in ("report", "outbox", "door")}
-        return cls(**{**raw, **paths, "placeholders": tuple(raw["placeholders"])})
+        return cls(**{**raw, **paths})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +170,7 @@ class Settings:
     questions: QuestionRules = QuestionRules()
     redact: tuple[Redaction, ...] = ()
     build: Build = Build()
+    outward: Outward = Outward()
     guest: GuestLink | None = None
     origin: Mapping[str, str] = field(default_factory=dict)
 
@@ -203,6 +212,11 @@ def load(
         named = {key: getattr(given, key) for key in overrides}
         settings = replace(settings, **named, origin={**settings.origin, **dict.fromkeys(overrides, "given")})
     return settings
+
+
+def in_ci(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this runs in continuous integration, as all its providers say it: `CI=true`."""
+    return environ.get("CI", "").lower() in ("true", "1", "yes")
 
 
 def credentials(settings: Settings, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -254,11 +268,14 @@ def _from_environ(settings: Settings, environ: Mapping[str, str]) -> Settings:
     if base := environ.get("SEALTAPE_BASE_IMAGE"):
         build = replace(build, base_image=base)
         origin["build.base_image"] = "SEALTAPE_BASE_IMAGE"
-    if bundle := environ.get("SEALTAPE_CA_BUNDLE"):
-        build = replace(build, ca_bundle=Path(bundle))
+    if given := environ.get("SEALTAPE_CA_BUNDLE"):
+        build = replace(build, ca_bundle=Path(given))
         origin["build.ca_bundle"] = "SEALTAPE_CA_BUNDLE"
     index = {name: environ[name] for name in PIP_VARIABLES if environ.get(name)}
     build = replace(build, index={**build.index, **index})
+    bundle = build.ca_bundle or environ.get("SSL_CERT_FILE") or environ.get("REQUESTS_CA_BUNDLE")
+    proxy = environ.get("HTTPS_PROXY") or environ.get("https_proxy")
+    changes["outward"] = Outward(ca_bundle=Path(bundle) if bundle else None, proxy=proxy)
     declared = settings.declared or "CASSETTE_MODE" in environ or "CASSETTE_DIR" in environ
     return replace(settings, build=build, declared=declared, origin=origin, **changes)
 
