@@ -104,6 +104,7 @@ def record(run: Run, budget: Budget) -> int:
             out / OUTBOX,
             settings.cassettes,
             secrets={**secrets, **{f"placeholder of {name}": value for name, value in fresh.items() if value}},
+            rules=settings.redact,
             keep_failures=budget.keep_failures,
         )
     _close_record(run, door, taken)

@@ -26,6 +26,7 @@ from sealtape.placeholder import placeholder_for
 
 REPORT_VERSION = 1
 JOURNAL = "journal.jsonl"
+FEW = 3  # tests that a record command names one by one
 SHOWN = 20  # lines of one kind in the closing summary
 
 _PASSES = (KeyboardInterrupt, SystemExit, pytest.exit.Exception)
@@ -183,7 +184,9 @@ class Ledger:
         )
         missing = list(dict.fromkeys(test for test, e in entries for _ in e["missed"] if test))
         if missing:
-            lines.append(f"to record what is missing: {self.deck.command_for(*missing[:3])}")
+            few = len(missing) <= FEW
+            command = self.deck.command_for(*missing) if few else f"{self.deck.command} -- --missing"
+            lines.append(f"to record what is missing: {command}")
         return lines
 
     # -- inside -------------------------------------------------------------------------------
