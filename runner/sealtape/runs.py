@@ -88,6 +88,8 @@ def record(run: Run, budget: Budget) -> int:
     real = {keyed.grant.key_env: keyed.key for keyed in grants if keyed.grant.key_env and keyed.key}
     with _out_folder() as out, _open_door(run, engine, grants, token, budget) as (door, mount):
         (out / OUTBOX).mkdir()
+        # The guest can have another uid. The folder above is closed to everybody but the two.
+        (out / OUTBOX).chmod(0o777)
         link = GuestLink(
             engine=engine.name,
             report=Path(OUT, REPORT),
