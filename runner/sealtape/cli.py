@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 from sealtape import __version__, config
 from sealtape.config import ENGINES
 from sealtape.errors import EXIT_INTERRUPTED, SealtapeError, UsageError
+
+EXIT_BROKEN_PIPE = 141  # as a shell reports a process that SIGPIPE ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,6 +22,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SealtapeError as error:
         print(f"sealtape: {error}", file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:
+        # Whoever read our output has seen enough (`| head`). Python would complain once more at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
     except KeyboardInterrupt:
         print("sealtape: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -98,7 +105,6 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _count(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise ValueError(text)
-    return number
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"a number of calls is needed, found {text!r}")
+    return int(text)

@@ -183,7 +183,7 @@ def _launch(
 
 
 def _arguments(run: Run) -> tuple[str, ...]:
-    """pytest's arguments: those given, and the configured tests where none of them names any."""
+    """What pytest gets: the arguments given, and the configured tests where none of them names any."""
     root = run.settings.root
     named = any(
         not argument.startswith("-") and (root / argument.partition("::")[0]).exists() for argument in run.pytest_args

@@ -94,7 +94,8 @@ def test_while_recording_the_guest_has_neither_network_nor_key(project, provider
         def test_it():
             assert ask("hello") == "HELLO"
             assert [name for _, name in socket.if_nameindex()] == ["lo"]
-            environments = [path.read_bytes() for path in pathlib.Path("/proc").glob("[0-9]*/environ") if os.access(path, os.R_OK)]
+            found = pathlib.Path("/proc").glob("[0-9]*/environ")
+            environments = [path.read_bytes() for path in found if os.access(path, os.R_OK)]
             assert environments
             for environment in [*environments, repr(os.environ).encode()]:
                 assert b"never-in-the-guest" not in environment

@@ -51,13 +51,11 @@ def loads(data: bytes, *, name: str, blob: Callable[[str], bytes] | None = None)
     """
     try:
         document = parse_json(data.decode("utf-8"))
-        if not isinstance(document, dict):
-            raise _Bad("is not a JSON object")
         return _cassette(document, blob)
-    except (ValueError, _Bad) as error:
-        raise CassetteError(
-            f"{name} {error}" if isinstance(error, _Bad) else f"{name} is not valid JSON: {error}"
-        ) from error
+    except _DefectError as error:
+        raise CassetteError(f"{name} {error}") from error
+    except ValueError as error:
+        raise CassetteError(f"{name} is not valid JSON: {error}") from error
 
 
 def blobs_of(data: bytes) -> set[str]:
@@ -65,33 +63,35 @@ def blobs_of(data: bytes) -> set[str]:
     return set(re.findall(r'"blob": "([0-9a-f]{64})"', data.decode("utf-8")))
 
 
-class _Bad(Exception):
+class _DefectError(Exception):
     """What is wrong with a document, as the end of a sentence that begins with the file's name."""
 
 
-def _cassette(document: dict[str, Any], blob: Callable[[str], bytes] | None) -> Cassette:
+def _cassette(document: Any, blob: Callable[[str], bytes] | None) -> Cassette:
+    if not isinstance(document, dict):
+        raise _DefectError("is not a JSON object")
     if (version := document.get("format", FORMAT)) != FORMAT:
-        raise _Bad(f"has format {version!r}; this version of sealtape reads format {FORMAT}")
+        raise _DefectError(f"has format {version!r}; this version of sealtape reads format {FORMAT}")
     key = document.get("key")
     if not isinstance(key, str) or not _KEY.fullmatch(key):
-        raise _Bad(f"has the key {key!r}; a key is 16 hex digits")
+        raise _DefectError(f"has the key {key!r}; a key is 16 hex digits")
     recorded_at = document.get("recorded_at", "")
     if "question" not in document and "takes" not in document:
         text = document.get("text")
         if not isinstance(text, str):
-            raise _Bad("has neither takes nor a text")
+            raise _DefectError("has neither takes nor a text")
         said = Said(text=text, usage=document.get("usage"))
         return Cassette(key=key, takes=(said,), recorded_at=recorded_at, model=document.get("model"))
     data = document.get("question")
     takes = document.get("takes")
     if not isinstance(data, dict) or not isinstance(takes, list) or not takes:
-        raise _Bad("needs a question and at least one take")
+        raise _DefectError("needs a question and at least one take")
     if data.get("form") == "http":
         question = Question("http", {k: v for k, v in data.items() if k != "form"})
     else:
         question = Question("call", data)
     if question.key != key:
-        raise _Bad(f"says its key is {key}, but its question hashes to {question.key}: one of them was edited")
+        raise _DefectError(f"says its key is {key}, but its question hashes to {question.key}: one of them was edited")
     return Cassette(
         key=key,
         question=question,
@@ -125,18 +125,20 @@ def _take(take: Take, blobs: dict[str, bytes]) -> dict[str, Any]:
 
 def _untake(where: str, document: Any, blob: Callable[[str], bytes] | None) -> Take:
     if not isinstance(document, dict):
-        raise _Bad(f"has no object at {where}")
+        raise _DefectError(f"has no object at {where}")
     if "failure" in document:
         kind = document["failure"]
         if kind not in FAILURES:
-            raise _Bad(f"has the failure {kind!r} at {where}; known: {', '.join(FAILURES)}")
+            raise _DefectError(f"has the failure {kind!r} at {where}; known: {', '.join(FAILURES)}")
+        if not isinstance(document.get("message", ""), str):
+            raise _DefectError(f"has a message that is no text at {where}")
         after = _untake(f"{where}.after", document["after"], blob) if "after" in document else None
         return Failure(
             kind=kind, message=document.get("message", ""), after=after if isinstance(after, Answer) else None
         )
     if "status" not in document:
         if not isinstance(document.get("text"), str):
-            raise _Bad(f"has neither a status, a failure nor a text at {where}")
+            raise _DefectError(f"has neither a status, a failure nor a text at {where}")
         return Said(text=document["text"], usage=document.get("usage"))
     try:
         body = _unbody(document, blob)
@@ -154,7 +156,7 @@ def _untake(where: str, document: Any, blob: Callable[[str], bytes] | None) -> T
             partial=document.get("partial", False),
         )
     except (TypeError, ValueError) as error:
-        raise _Bad(f"cannot be read at {where}: {error}") from error
+        raise _DefectError(f"cannot be read at {where}: {error}") from error
 
 
 def _body(body: bytes, content_type: str, blobs: dict[str, bytes]) -> dict[str, Any]:
@@ -193,7 +195,7 @@ def _unbody(document: Mapping[str, Any], blob: Callable[[str], bytes] | None) ->
     if "json" in document:
         lay = LAYOUTS.get(document.get("layout", ""))
         if lay is None:
-            raise _Bad(f"has the unknown layout {document.get('layout')!r}")
+            raise _DefectError(f"has the unknown layout {document.get('layout')!r}")
         return lay(document["json"]).encode()
     if "text" in document:
         return str(document["text"]).encode()
@@ -201,7 +203,7 @@ def _unbody(document: Mapping[str, Any], blob: Callable[[str], bytes] | None) ->
         return base64.b64decode(document["base64"], validate=True)
     if "blob" in document:
         if not _SHA.fullmatch(str(document["blob"])):
-            raise _Bad(f"names the blob {document['blob']!r}, which is no SHA-256")
+            raise _DefectError(f"names the blob {document['blob']!r}, which is no SHA-256")
         return blob(document["blob"]) if blob else b""
     return b""
 
