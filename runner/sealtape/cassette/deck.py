@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from sealtape.cassette.model import Answer, Cassette, Failure, Question, Take
 from sealtape.cassette.reading import essence, prompt_of
 from sealtape.cassette.store import Store
 from sealtape.config import Grant, Mode, Settings, origin_of
-from sealtape.errors import CallRefused, CassetteMiss, SecretError, Unanswered
+from sealtape.errors import CallRefused, CassetteError, CassetteMiss, SecretError, Unanswered
 
 OUTSIDE = ""  # the "test" of what is asked outside of any test: imports, session fixtures
 
@@ -216,7 +217,11 @@ class Deck:
     # -- inside -------------------------------------------------------------------------------
 
     def _play(self, question: Question, turn: int) -> Take:
-        cassette = self._load(question)
+        try:
+            cassette = self._load(question)
+        except CassetteError as error:
+            # As a miss, not as itself: an application that catches Exception would go on without it.
+            raise self._unusable(question, error) from error
         if cassette is None:
             raise self._miss(question, None)
         if len(cassette.takes) == 1:
@@ -229,10 +234,13 @@ class Deck:
         return take
 
     def _play_or_record(self, question: Question, turn: int) -> Take | Recording:
-        kept = self._load(question) if self.missing_only else None
-        if kept and (len(kept.takes) == 1 or turn < len(kept.takes)):
+        kept = self._kept(question) if self.missing_only else None
+        if kept and len(kept.takes) == 1:
             return self._play(question, turn)
         session = self._session[question.key]
+        if kept and not session:
+            # A sequence is gone on with, not begun anew: what it has stays in front.
+            session += [Recording(self, question, OUTSIDE, take) for take in kept.takes]
         if turn < len(session) and (take := session[turn].take) is not None:
             self._note("played", question)
             return take  # another test has paid for it in this session
@@ -240,13 +248,33 @@ class Deck:
         session.append(recording)
         return recording
 
+    def _kept(self, question: Question) -> Cassette | None:
+        try:
+            return self._load(question)
+        except CassetteError:
+            return None  # what cannot be read is missing
+
     def _load(self, question: Question) -> Cassette | None:
         if question.key not in self._loaded:
             self._loaded[question.key] = self.store.load(question.key)
         return self._loaded[question.key]
 
     def _miss(self, question: Question, exhausted: tuple[int, int] | None) -> Unanswered:
-        message = miss.explain(question, self.store.all(), command=self.command_for(self.test), exhausted=exhausted)
+        message = miss.explain(
+            question,
+            self.store.all(),
+            command=self.command_for(self.test),
+            folder=os.path.relpath(self.store.folder, self.settings.root),
+            exhausted=exhausted,
+        )
+        return self._missed(question, message)
+
+    def _unusable(self, question: Question, error: CassetteError) -> Unanswered:
+        command = self.command_for(self.test)
+        return self._missed(question, f"no recording for {question.title}: {error}\n  record it    {command}")
+
+    def _missed(self, question: Question, message: str) -> Unanswered:
+        message = redact.hidden(message, self.secrets())
         self._note("missed", question, detail=message)
         error = CassetteMiss(question.key, prompt_of(question), message)
         self._owed.append(error)

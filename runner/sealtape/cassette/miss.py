@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from os.path import commonprefix
 from typing import Any
 
 from sealtape.cassette.model import Cassette, Question
@@ -26,19 +27,24 @@ class Difference:
 
 
 def explain(
-    question: Question, recorded: Iterable[Cassette], *, command: str, exhausted: tuple[int, int] | None = None
+    question: Question,
+    recorded: Iterable[Cassette],
+    *,
+    command: str,
+    folder: str = "cassettes",
+    exhausted: tuple[int, int] | None = None,
 ) -> str:
     """The message of a miss.
 
     `exhausted`: the question is recorded, but it was asked once more (recorded n times, asked m
-    times). `command` records what is missing.
+    times). `command` records what is missing. `folder` is where the recordings lie.
     """
     lines = [f"no recording for {question.title}", f"  key          {question.key}"]
     if exhausted:
         lines[0] = f"recorded {exhausted[0]}×, asked {exhausted[1]}×: {question.title}"
     elif nearest := find_nearest(question, recorded):
         lines.append(
-            f"  nearest      cassettes/{nearest.key}.json, recorded {nearest.recorded_at or 'at an unknown time'}"
+            f"  nearest      {folder}/{nearest.key}.json, recorded {nearest.recorded_at or 'at an unknown time'}"
         )
         lines += _comparison(question, nearest)
     else:
@@ -63,11 +69,15 @@ def find_nearest(question: Question, recorded: Iterable[Cassette]) -> Cassette |
         ranked.append((place + len(shared) / (len(words) or 1), cassette.key, cassette))
     ranked.sort(key=lambda entry: entry[:2], reverse=True)
     best, found = 0.0, None
+    matcher = SequenceMatcher(autojunk=False)
+    matcher.set_seq2(prompt)
     for score, _, cassette in ranked[:CANDIDATES]:
         assert cassette.question is not None
-        like = SequenceMatcher(None, prompt, prompt_of(cassette.question), autojunk=False).quick_ratio()
+        matcher.set_seq1(prompt_of(cassette.question))
+        like = matcher.quick_ratio()
         total = like + (score >= 1) - len(differences(cassette.question, question)) / 100
-        if total > best and (like > 0.5 or not prompt or cassette.question.data.get("url") == question.data.get("url")):  # noqa: PLR2004
+        alike = bool(prompt) and like > 0.5  # noqa: PLR2004
+        if total > best and (alike or cassette.question.data.get("url") == question.data.get("url")):
             best, found = total, cassette
     return found
 
@@ -119,13 +129,10 @@ def _around(recorded: str | None, asked: str | None) -> tuple[str, str]:
     """Both texts, cut to what differs and a little on either side."""
     if recorded is None or asked is None:
         return _cut(recorded or "not given"), _cut(asked or "not given")
-    matcher = SequenceMatcher(None, recorded, asked, autojunk=False)
-    changes = [op for op in matcher.get_opcodes() if op[0] != "equal"]
-    if not changes:
-        return _cut(recorded), _cut(asked)
-    _, i1, _, j1, _ = changes[0]
-    _, _, i2, _, j2 = changes[-1]
-    return _window(recorded, i1, i2), _window(asked, j1, j2)
+    # Not difflib: it takes minutes for a prompt of some pages.
+    start = len(commonprefix([recorded, asked]))
+    end = len(commonprefix([recorded[start:][::-1], asked[start:][::-1]]))
+    return _window(recorded, start, len(recorded) - end), _window(asked, start, len(asked) - end)
 
 
 def _window(text: str, start: int, end: int) -> str:

@@ -68,7 +68,8 @@ def documents(answer: Answer) -> Iterator[dict[str, Any]]:
     try:
         text = answer.body.decode("utf-8")
         if (answer.header("content-type") or "").startswith("text/event-stream"):
-            candidates = [line[5:].strip() for line in text.splitlines() if line.startswith("data:")]
+            # Not splitlines(): a model's text may hold the other characters that it takes for line ends.
+            candidates = [line[5:].strip() for line in re.split(r"\r\n|\r|\n", text) if line.startswith("data:")]
         else:
             candidates = [text]
     except UnicodeDecodeError:
@@ -108,7 +109,7 @@ def _said(document: Mapping[str, Any]) -> Iterator[str]:
         for call in _dicts(part.get("tool_calls") if isinstance(part, dict) else None):
             yield from _strings(call.get("function"), "name", "arguments")
     kind = document.get("type")
-    if kind in ("content_block_delta", "response.output_text.delta"):
+    if kind == "content_block_delta" or kind in _TEXT_DELTAS:
         delta = document.get("delta")
         yield from [delta] if isinstance(delta, str) else _strings(delta, "text", "partial_json")
     elif "choices" not in document and kind in (None, "message"):
@@ -139,7 +140,6 @@ def _strings(value: Any, *names: str) -> Iterator[str]:
 
 # What differs between two answers that say the same: minted per request, or measured.
 _MINTED = (
-    "id",
     "created",
     "created_at",
     "completed_at",
@@ -148,7 +148,13 @@ _MINTED = (
     "usageMetadata",
     "responseId",
     "obfuscation",
+    "sequence_number",
 )
+_MINTED_IDS = ("id", "call_id", "item_id")
+# What a tool is called with: an id in there is what the model said.
+_SAID_TO_TOOLS = ("input", "args")
+_TEXT_DELTAS = ("response.output_text.delta", "response.function_call_arguments.delta")
+_ANTHROPIC_EVENTS = ("message_start", "message_delta", "content_block_start", "content_block_delta")
 
 
 def essence(take: Take) -> Any:
@@ -162,42 +168,46 @@ def essence(take: Take) -> Any:
     if isinstance(take, Failure):
         return ("failure", take.kind, essence(take.after) if take.after else None)
     kind = (take.header("content-type") or "").partition(";")[0]
-    read = [_lasting(document) for document in documents(take)]
-    if kind == "text/event-stream" and read:
+    read = list(documents(take))
+    if not any(map(_is_models, read)):
+        return ("bytes", take.status, kind, take.header("location"), take.body, take.partial)
+    lasting = [_lasting(document) for document in read]
+    if kind == "text/event-stream":
         # The texts are joined: how many tokens came in one event is chance.
-        said = text_of(take)
-        shapes = sorted({json.dumps(_without_text(document), sort_keys=True) for document in read})
-        return ("stream", take.status, said, shapes, take.partial)
-    if read:
-        return ("json", take.status, json.dumps(read, sort_keys=True), take.partial)
-    return ("bytes", take.status, kind, take.body, take.partial)
+        shapes = sorted({json.dumps(_without_text(document), sort_keys=True) for document in lasting})
+        return ("stream", take.status, text_of(take), shapes, take.partial)
+    return ("json", take.status, json.dumps(lasting, sort_keys=True), take.partial)
 
 
-def _lasting(document: dict[str, Any]) -> dict[str, Any]:
-    if not _is_models(document):
-        return document
+def _is_models(document: Mapping[str, Any]) -> bool:
+    """Whether a document is a model's answer, or an event of one."""
+    kind = document.get("type")
+    if isinstance(kind, str) and (kind in _ANTHROPIC_EVENTS or kind.startswith("response.")):
+        return True
+    names_a_model = any(name in document for name in ("model", "modelVersion", "usageMetadata"))
+    return names_a_model and any(
+        name in document for name in ("choices", "output", "candidates", "usage", "usageMetadata", "done")
+    )
+
+
+def _lasting(document: Mapping[str, Any]) -> dict[str, Any]:
     lasting = {name: value for name, value in document.items() if name not in _MINTED}
     for name in ("response", "message"):
         if isinstance(lasting.get(name), dict):
             lasting[name] = {k: v for k, v in lasting[name].items() if k not in _MINTED}
-    if "choices" in lasting or "content" in lasting or "output" in lasting:
-        lasting = _without_call_ids(lasting)
-    return lasting
+    return {name: _without_ids(value) for name, value in lasting.items() if name not in _MINTED_IDS}
 
 
-def _is_models(document: Mapping[str, Any]) -> bool:
-    if any(name in document for name in ("model", "modelVersion", "delta", "content_block")):
-        return True
-    return any(isinstance(document.get(name), dict) and "model" in document[name] for name in ("response", "message"))
-
-
-def _without_call_ids(value: Any) -> Any:
+def _without_ids(value: Any) -> Any:
     match value:
         case list():
-            return [_without_call_ids(item) for item in value]
+            return [_without_ids(item) for item in value]
         case dict():
-            minted = ("id", "call_id", "item_id")
-            return {name: _without_call_ids(item) for name, item in value.items() if name not in minted}
+            return {
+                name: item if name in _SAID_TO_TOOLS else _without_ids(item)
+                for name, item in value.items()
+                if name not in _MINTED_IDS
+            }
     return value
 
 
@@ -207,6 +217,8 @@ def _without_text(value: Any) -> Any:
             return [_without_text(item) for item in value]
         case dict():
             said = ("content", "text", "arguments", "partial_json")
+            if value.get("type") in _TEXT_DELTAS:
+                said = (*said, "delta")
             return {
                 name: None if name in said and isinstance(item, str) else _without_text(item)
                 for name, item in value.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -44,6 +45,11 @@ def redacted(cassette: Cassette, *, secrets: Mapping[str, str], rules: Iterable[
     return replace(cassette, takes=takes)
 
 
+def hidden(text: str, secrets: Mapping[str, str]) -> str:
+    """A text for people to read, without the exact `secrets` (name to value)."""
+    return _text(text, secrets, ())
+
+
 def refuse_secrets(data: bytes, *, secrets: Mapping[str, str], name: str) -> None:
     """Raises `SecretError`, with the place, if a file's bytes still carry a secret."""
     findings = find_secrets(data, secrets)
@@ -63,16 +69,19 @@ def find_secrets(data: bytes, secrets: Mapping[str, str]) -> list[Finding]:
             line = data.count(b"\n", 0, place) + 1
             findings.append(Finding(name, f"line {line}"))
     text = data.decode("utf-8", "replace")
-    for number, written in enumerate(text.splitlines(), 1):
+    for number, written in enumerate(text.split("\n"), 1):
         findings += [Finding(kind, f"line {number}") for kind in _token_shapes(written)]
     return findings
 
 
 def forms(value: str) -> tuple[bytes, ...]:
     """The ways in which a value may be written: plain, url-encoded, JSON-escaped, base64."""
-    plain = value.encode()
-    texts = {value, quote(value, safe=""), quote_plus(value), json.dumps(value)[1:-1]}
-    return (*sorted(text.encode() for text in texts), *_base64(plain))
+    urls = {quote(value, safe=""), quote_plus(value)}
+    escaped = json.dumps(value)[1:-1]
+    # Lower-case digits in a URL and escaped slashes in JSON are as valid, and some servers write them.
+    lower = {re.sub("%..", lambda digits: digits[0].lower(), url) for url in urls}
+    texts = {value, *urls, *lower, escaped, escaped.replace("/", "\\/")}
+    return (*sorted((text.encode() for text in texts), key=len, reverse=True), *_base64(value.encode()))
 
 
 def _base64(plain: bytes) -> Iterator[bytes]:
@@ -124,7 +133,8 @@ def _text(text: str, secrets: Mapping[str, str], rules: tuple[Redaction, ...]) -
 
 
 def _body(body: bytes, secrets: Mapping[str, str], rules: tuple[Redaction, ...]) -> bytes:
-    for value in secrets.values():
+    # The longest first: one secret may be the beginning of another.
+    for value in sorted(secrets.values(), key=len, reverse=True):
         if len(value) >= REPLACEABLE:
             for form in forms(value):
                 body = body.replace(form, REDACTED.encode())
@@ -165,8 +175,6 @@ def _detectors() -> tuple[Any, ...]:
     A model's answer is full of words and hashes; a guess would refuse every other recording.
     """
     # Imported here: only a session that records, or a check, pays for it.
-    import re  # noqa: PLC0415
-
     from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class  # noqa: PLC0415
     from detect_secrets.plugins.base import RegexBasedDetector  # noqa: PLC0415
 

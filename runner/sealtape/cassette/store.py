@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
@@ -94,15 +93,11 @@ class Store:
 def write_atomically(target: Path, data: bytes) -> None:
     """Writes a file whole or not at all: to a temporary file beside it, then into place."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=".", suffix=".part")
-    temporary = Path(name)
+    # Not tempfile: it makes private files, and a recording is shared like any other file of the project.
+    temporary = target.with_name(f".{secrets.token_hex(8)}.part")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with temporary.open("xb") as file:
             file.write(data)
-        # mkstemp makes private files; a recording is shared like any other file of the project.
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)
         temporary.replace(target)
     except BaseException:
         temporary.unlink(missing_ok=True)

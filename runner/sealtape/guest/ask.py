@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from socket import AF_UNIX, SOCK_STREAM, socket
 from typing import Any
@@ -42,31 +43,36 @@ def call(model: str, prompt: str, temperature: float = 0.0, **parameters: Any) -
 def _call(deck: Deck, model: str, prompt: str, temperature: float, parameters: Mapping[str, Any]) -> str:
     body = {"model": model, "messages": [{"role": "user", "content": prompt}], "temperature": temperature, **parameters}
     if deck.mode is Mode.OFF:
-        return _said(*_send(deck, body, None)).text
-    question = deck.call_question(model, prompt, temperature, parameters)
-    asked = deck.answer(question)
-    match _record(deck, body, asked) if isinstance(asked, Recording) else asked:
+        return _text(model, _live(deck, body, None))
+    asked = deck.answer(deck.call_question(model, prompt, temperature, parameters))
+    if not isinstance(asked, Recording):
+        return _text(model, asked)
+    take = _live(deck, body, asked)
+    asked.finish(take)
+    return _text(model, take)
+
+
+def _text(model: str, take: Take) -> str:
+    match take:
         case Said(text=text):
             return text
         case Failure(kind=kind, message=message):
             raise CallError(f"{model} could not be asked: {kind}: {message}")
-        case Answer(status=status):
-            raise CallError(f"{model} could not be asked: the server answered {status}")
+        case Answer(status=status, body=body):
+            shown = body[:300].decode("utf-8", "replace")
+            raise CallError(f"{model} gave no text: its server answered {status}: {shown}")
 
 
-def _record(deck: Deck, body: Mapping[str, Any], recording: Recording) -> Take:
-    take: Take
+def _live(deck: Deck, body: Mapping[str, Any], recording: Recording | None) -> Take:
     try:
-        take = _said(*_send(deck, body, recording))
+        return _send(deck, body, recording)
     except TimeoutError as error:
-        take = Failure(kind="read_timeout", message=str(error))
+        return Failure(kind="read_timeout", message=str(error))
     except (OSError, HTTPException) as error:
-        take = Failure(kind="connect_error", message=str(error))
-    recording.finish(take)
-    return take
+        return Failure(kind="connect_error", message=str(error))
 
 
-def _send(deck: Deck, body: Mapping[str, Any], recording: Recording | None) -> tuple[int, bytes]:
+def _send(deck: Deck, body: Mapping[str, Any], recording: Recording | None) -> Take:
     """Asks the chat completions API, directly or through the broker."""
     url = deck.settings.chat_url.rstrip("/") + "/chat/completions"
     parts = urlsplit(url)
@@ -93,8 +99,8 @@ def _send(deck: Deck, body: Mapping[str, Any], recording: Recording | None) -> t
             declined = doors.declined(response.getheaders(), answer)
             if declined.failure is None:
                 raise recording.refuse(declined.message)
-            raise OSError(declined.message)
-        return response.status, answer
+            return Failure(kind=declined.failure, message=declined.message)
+        return _said(response, answer)
     finally:
         connection.close()
 
@@ -110,11 +116,14 @@ class _UnixConnection(HTTPConnection):
         self.sock.connect(self._path)
 
 
-def _said(status: int, answer: bytes) -> Said:
+def _said(response: HTTPResponse, body: bytes) -> Said | Answer:
+    """What the model said, or the answer as it came where that is no text."""
     try:
-        document = json.loads(answer)
+        document = json.loads(body)
         text = document["choices"][0]["message"]["content"]
-    except (ValueError, LookupError, TypeError) as error:
-        shown = answer[:300].decode("utf-8", "replace")
-        raise CallError(f"the model's server answered {status}, without a text: {shown}") from error
-    return Said(text=text, usage=document.get("usage"))
+    except (ValueError, LookupError, TypeError):
+        text = None
+    if response.status == HTTPStatus.OK and isinstance(text, str):
+        return Said(text=text, usage=document.get("usage"))
+    headers = tuple((name, value) for name, value in response.getheaders() if name.lower() == "content-type")
+    return Answer(status=response.status, headers=headers, body=body, chunks=(len(body),))

@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 ANSWER_HEADER = "sealtape-answer"
+REASON_HEADER = "sealtape-reason"
 _PRIVATE = "sealtape-"
 
 
@@ -47,6 +48,11 @@ def declined(headers: Sequence[tuple[str, str]], body: bytes) -> Declined:
 def answered_by(headers: Sequence[tuple[str, str]]) -> str | None:
     """`live` for a provider's answer, `refused` or `failure` for the broker's own."""
     return next((value for name, value in headers if name.lower() == ANSWER_HEADER), None)
+
+
+def reason(headers: Sequence[tuple[str, str]]) -> str | None:
+    """The provider's own reason phrase; the one on the status line is the broker's server's."""
+    return next((value for name, value in headers if name.lower() == REASON_HEADER), None)
 
 
 def without_private(headers: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:

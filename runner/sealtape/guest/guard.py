@@ -59,12 +59,13 @@ class Guard:
         self.phase = "start"
         self._names = {*self.hosts, "", socket.gethostname()}
         self._class = socket.socket
+        self._outer: Guard | None = None  # of the session that this one runs in
         self._original: Any = None
         self._guarded: Any = None
 
     def install(self) -> None:
         global _active, _hooked  # noqa: PLW0603 -- audit hooks cannot be removed; one asks for the active guard
-        _active = self
+        self._outer, _active = _active, self
         if not _hooked:
             _hooked = True
             sys.addaudithook(_audit)
@@ -78,21 +79,27 @@ class Guard:
             try:
                 guarded(sock, address)
             except pytest_socket.SocketConnectBlockedError as error:
+                sock.close()
                 host, port = _where(address)
                 self.note(host, port, "connect")
                 error.add_note(self.explanation())
                 raise
+            except UserWarning:
+                # Where warnings are errors, pytest-socket's own warning comes before its error.
+                sock.close()
+                self.stop(*_where(address), "connect")
 
         self._guarded = connect
         self.renew()
 
     def renew(self) -> None:
         """Puts pytest-socket's guard back: the library takes it away before a test's fixtures are torn down."""
-        self._class.connect = self._guarded  # type: ignore[method-assign]
+        if _active is self:  # a session within this one has its own
+            self._class.connect = self._guarded  # type: ignore[method-assign]
 
     def remove(self) -> None:
         global _active  # noqa: PLW0603
-        _active = None
+        _active = self._outer
         self._class.connect = self._original  # type: ignore[method-assign]
 
     def note(self, host: str, port: int | None, way: str) -> None:
@@ -103,7 +110,7 @@ class Guard:
         return f"blocked by sealtape: {who} tried to leave this machine, and tests have no network"
 
     def permits(self, host: str) -> bool:
-        if host in self._names:
+        if host.lower() in self._names:
             return True
         try:
             return ipaddress.ip_address(host.partition("%")[0]).is_loopback
@@ -120,6 +127,9 @@ class Guard:
                 if sock.family != socket.AF_UNIX:
                     host, port = _where(address)
                     if not self.permits(host):
+                        if way == "connect":
+                            # socket.create_connection() expects an OSError here, and would leave it open.
+                            sock.close()
                         self.stop(host, port, way)
             case (("socket.getaddrinfo" | "socket.gethostbyname" | "socket.gethostbyaddr"), (host, *rest)):
                 name = host.decode("ascii", "replace") if isinstance(host, bytes) else host or ""

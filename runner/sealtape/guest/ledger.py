@@ -45,6 +45,7 @@ class Ledger:
         self._attempts: list[Attempt] = []
         self._stack = ExitStack()
         self._phase_blocked = 0
+        self._failed: set[str] = set()  # recordings that only failing tests asked for
 
     # -- the session --------------------------------------------------------------------------
 
@@ -62,6 +63,8 @@ class Ledger:
                 self._stack.callback(self.guard.remove)
 
     def close(self) -> None:
+        for key in self._failed:
+            self.deck.outbox.path(key).unlink(missing_ok=True)
         self._stack.close()
 
     def header(self) -> str:
@@ -82,14 +85,18 @@ class Ledger:
     # -- one test -----------------------------------------------------------------------------
 
     @contextmanager
-    def test(self, nodeid: str, faults: Sequence[int | str]) -> Iterator[None]:
+    def test(self, nodeid: str) -> Iterator[None]:
         self.guard.test = nodeid
         try:
-            with self.deck.during(nodeid, [_fault(what) for what in faults]):
+            with self.deck.during(nodeid):
                 yield
         finally:
             self.guard.test, self.guard.phase = OUTSIDE, "between tests"
             self.renew_guard()
+
+    def inject(self, faults: Sequence[int | str]) -> None:
+        """Puts failures in front of what the test that runs now is answered. Raises `ConfigError`."""
+        self.deck.faults = [_fault(what) for what in faults]
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -139,13 +146,12 @@ class Ledger:
         entry = self._count(report.nodeid, getattr(report, "sealtape", {}))
         if report.failed or (report.outcome == "skipped" and entry["outcome"] == "passed"):
             entry["outcome"] = report.outcome
-        if report.when == "teardown" and self.settings.mode is Mode.RECORD:
+        # A report with a node came from an xdist worker, which has closed the books itself.
+        if report.when == "teardown" and self.settings.mode is Mode.RECORD and not hasattr(report, "node"):
             self._close_books(report.nodeid, entry)
 
     def finish(self) -> None:
         """Writes the reports. What came too late for any test is counted as outside of them."""
-        if os.environ.get("PYTEST_XDIST_WORKER"):
-            return  # the controller writes
         self._count(OUTSIDE, self._drain())
         document = json.dumps(self.document(), indent=2, ensure_ascii=False).encode() + b"\n"
         for path in self.reports:
@@ -223,9 +229,10 @@ class Ledger:
                 journal.write(line + "\n")
         elif entry["outcome"] != "failed":
             session.keep(self.deck, keys)
+            self._failed.difference_update(keys)
         else:
-            for key in entry["recorded"]:
-                self.deck.outbox.path(key).unlink(missing_ok=True)
+            # They stay in the outbox: another test may be answered from this session, and pass.
+            self._failed.update(entry["recorded"])
 
     def _tokens(self, keys: Iterable[str]) -> int:
         total = 0

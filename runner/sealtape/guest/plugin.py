@@ -68,14 +68,16 @@ class Hooks:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        faults = [what for mark in item.iter_markers("faults") for what in mark.args]
-        with self.ledger.test(item.nodeid, faults):
+        with self.ledger.test(item.nodeid):
             return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_setup(self) -> Generator[None, None, None]:
+    def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:
         with self.ledger.phase("setup"):
-            yield
+            try:
+                self.ledger.inject([what for mark in item.iter_markers("faults") for what in mark.args])
+            finally:
+                yield  # pytest's own setup in any case, or its teardown would fail as well
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self) -> Generator[None, None, None]:
@@ -113,8 +115,9 @@ class Hooks:
         # Under xdist this runs where the workers' reports arrive, so it is here that they are counted.
         self.ledger.add(report)
 
-    def pytest_sessionfinish(self) -> None:
-        self.ledger.finish()
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if not hasattr(session.config, "workerinput"):  # xdist's controller writes for its workers
+            self.ledger.finish()
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         lines = self.ledger.summary()

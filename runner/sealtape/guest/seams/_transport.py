@@ -6,14 +6,15 @@ are no way out and are left alone; custom ones that wrap these are caught below 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from functools import wraps
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from functools import cache, wraps
 from types import ModuleType
 from typing import Any, NoReturn
 
 from sealtape.cassette import deck as decks
 from sealtape.cassette.deck import Deck, Recording
-from sealtape.cassette.model import Answer, Failure, Said, Take
+from sealtape.cassette.model import Answer, Failure, Take
+from sealtape.config import Mode
 from sealtape.guest import door as doors
 from sealtape.guest.door import Door
 
@@ -65,7 +66,7 @@ class Seam:
                     return self.tape(response, asked, way)
                 response.read()
                 way.close()
-                self.declined(response, request, asked)
+                return self.declined(response, request, asked)
 
         @wraps(send_async)
         async def handle_async_request(transport: Any, request: Any) -> Any:
@@ -88,10 +89,30 @@ class Seam:
                     return self.tape(response, asked, way)
                 await response.aread()
                 await way.aclose()
-                self.declined(response, request, asked)
+                return self.declined(response, request, asked)
 
         self.lib.HTTPTransport.handle_request = handle_request
         self.lib.AsyncHTTPTransport.handle_async_request = handle_async_request
+        self.share_tls_contexts(send.__globals__)
+
+    def share_tls_contexts(self, transports: dict[str, Any]) -> None:
+        """In replay all transports get one default TLS context. Each costs 10 to 100 ms, and no call is made.
+
+        `transports`: the names of the module in which the library makes its transports.
+        """
+        create = transports.get("create_ssl_context")
+        if create is None:  # made elsewhere in this version: slower, and no less right
+            return
+        shared = cache(create)
+
+        @wraps(create)
+        def create_ssl_context(verify: Any = True, cert: Any = None, trust_env: bool = True) -> Any:  # noqa: FBT001, FBT002
+            deck = decks.current()
+            if deck is not None and deck.mode is Mode.REPLAY and verify is True and cert is None:
+                return shared(verify=True, cert=None, trust_env=trust_env)
+            return create(verify=verify, cert=cert, trust_env=trust_env)
+
+        transports["create_ssl_context"] = create_ssl_context
 
     def route(self, deck: Deck, request: Any) -> str:
         return deck.route(request.url.scheme, request.url.host, request.url.port)
@@ -109,7 +130,7 @@ class Seam:
         assert isinstance(answer, Answer), "an HTTP question has HTTP takes"
         return self.lib.Response(
             answer.status,
-            headers=[(name.encode("latin-1"), value.encode("latin-1")) for name, value in answer.headers],
+            headers=_bytes(answer.headers),
             stream=self.played(answer.pieces(), broken),
             extensions={
                 "http_version": answer.http_version.encode("ascii"),
@@ -124,9 +145,11 @@ class Seam:
     def outgoing(self, request: Any, door: Door | None = None, recording: Recording | None = None) -> Any:
         """The request as it goes out: as it is, or through the broker's door.
 
-        Compression is declined, so that recordings are readable and replay needs no decoder.
+        Compression is declined, so that recordings are readable and replay needs no decoder. The
+        body has been read whole; it goes out with its length, not in the chunks it was to have.
         """
-        headers = [(n, v) for n, v in _text(request.headers) if n.lower() != "accept-encoding"]
+        dropped = ("accept-encoding", "transfer-encoding")
+        headers = [(n, v) for n, v in _text(request.headers) if n.lower() not in dropped]
         headers.append(("accept-encoding", "identity"))
         url = request.url
         if door is not None and recording is not None:
@@ -134,25 +157,30 @@ class Seam:
             headers += door.headers(str(url), test=recording.test, timeout=timeout)
             url = self.lib.URL("http://broker/call")
         return self.lib.Request(
-            request.method, url, headers=headers, content=request.content, extensions=request.extensions
+            request.method, url, headers=_bytes(headers), content=request.content, extensions=request.extensions
         )
 
     def tape(self, response: Any, recording: Recording, way: Any = None) -> Any:
         """The live response, with its body going to the tape while the application reads it."""
-        headers = doors.without_private(_text(response.headers))
+        received = _text(response.headers)
+        headers = doors.without_private(received)
+        reason = doors.reason(received)
+        extensions = dict(response.extensions)
+        if reason is not None:
+            extensions["reason_phrase"] = reason.encode("latin-1")
         recording.begin(
             Answer(
                 status=response.status_code,
                 headers=headers,
-                reason=response.extensions.get("reason_phrase", b"").decode("latin-1"),
-                http_version=response.extensions.get("http_version", b"HTTP/1.1").decode("ascii"),
+                reason=extensions.get("reason_phrase", b"").decode("latin-1"),
+                http_version=extensions.get("http_version", b"HTTP/1.1").decode("ascii"),
             )
         )
         return self.lib.Response(
             response.status_code,
-            headers=headers,
+            headers=_bytes(headers),
             stream=self.taped(response.stream, recording, way),
-            extensions=response.extensions,
+            extensions=extensions,
         )
 
     def declined(self, response: Any, request: Any, recording: Recording) -> NoReturn:
@@ -244,3 +272,8 @@ def _title(request: Any) -> str:
 
 def _text(headers: Any) -> list[tuple[str, str]]:
     return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers.raw]
+
+
+def _bytes(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+    """Headers as they go over the wire; given as text, the libraries take only ASCII."""
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
