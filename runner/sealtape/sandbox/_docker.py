@@ -314,6 +314,7 @@ def _base_id(client: Any, base: str, progress: Progress) -> str:
 
 def _build(client: Any, recipe: Recipe, tag: str, progress: Progress) -> None:
     tail: list[str] = []
+    failure = ""
     steps = client.api.build(
         fileobj=io.BytesIO(recipe.context()),
         custom_context=True,
@@ -330,14 +331,15 @@ def _build(client: Any, recipe: Recipe, tag: str, progress: Progress) -> None:
             if line.startswith("Step "):
                 progress(line)
                 tail.clear()
-            elif line.strip():
+            elif line.strip() and not line.startswith((" ---> ", "Removing intermediate")):
                 tail.append(line)
-        if "error" in message:
-            shown = "".join(f"\n    {line}" for line in tail[-_TAIL:])
-            raise EngineError(
-                f"the image's build failed: {message['error']}{shown}",
-                tip="mend that step in the Containerfile; behind a proxy with its own CA set SEALTAPE_CA_BUNDLE",
-            )
+        failure = message.get("error", failure)  # the last message; reading on closes the connection
+    if failure:
+        shown = "".join(f"\n    {line}" for line in tail[-_TAIL:])
+        raise EngineError(
+            f"the image's build failed: {failure}{shown}",
+            tip="mend that step in the Containerfile; behind a proxy with its own CA set SEALTAPE_CA_BUNDLE",
+        )
 
 
 _TAIL = 15
