@@ -205,7 +205,7 @@ def load(
             msg = f"{pyproject} is not valid TOML: {error}"
             raise ConfigError(msg) from error
         table = document.get("tool", {}).get("sealtape")
-    settings = replace(parse(root, table or {}), declared=table is not None)
+    settings = replace(parse(root, {} if table is None else table), declared=table is not None)
     settings = _from_environ(settings, {**environ, **({"CASSETTE_MODE": mode} if mode else {})})
     if overrides:
         given = parse(root, overrides)
@@ -236,7 +236,7 @@ def find_root(start: Path) -> Path:
 def parse(root: Path, table: Mapping[str, Any]) -> Settings:
     """`[tool.sealtape]` as settings. Raises `ConfigError` at the first thing that is wrong."""
     where = "[tool.sealtape]"
-    _known(where, table, _KEYS)
+    _known(where, _table(where, table), _KEYS)
     given = {key: _KEYS[key](f"{where} {key}", value) for key, value in table.items()}
     if "cassettes" in given:
         given["cassettes"] = root / given["cassettes"]
@@ -276,7 +276,7 @@ def _from_environ(settings: Settings, environ: Mapping[str, str]) -> Settings:
     bundle = build.ca_bundle or environ.get("SSL_CERT_FILE") or environ.get("REQUESTS_CA_BUNDLE")
     proxy = environ.get("HTTPS_PROXY") or environ.get("https_proxy")
     changes["outward"] = Outward(ca_bundle=Path(bundle) if bundle else None, proxy=proxy)
-    declared = settings.declared or "CASSETTE_MODE" in environ or "CASSETTE_DIR" in environ
+    declared = settings.declared or bool(environ.get("CASSETTE_MODE") or environ.get("CASSETTE_DIR"))
     return replace(settings, build=build, declared=declared, origin=origin, **changes)
 
 
@@ -315,6 +315,16 @@ def _texts(where: str, value: Any) -> tuple[str, ...]:
     return tuple(_text(where, item) for item in value)
 
 
+def _hosts(where: str, value: Any) -> tuple[str, ...]:
+    hosts = tuple(host.strip("[]").lower() for host in _texts(where, value))
+    for host in hosts:
+        # An IPv6 address has more than one colon; one is a port or a scheme.
+        if "/" in host or host.count(":") == 1:
+            msg = f"{where}: {host!r} is not a host's name"
+            raise ConfigError(msg, tip="give the name alone: 'traces.example.com'")
+    return hosts
+
+
 def _choice(*choices: str) -> Callable[[str, Any], str]:
     def check(where: str, value: Any) -> str:
         if value not in choices:
@@ -326,7 +336,7 @@ def _choice(*choices: str) -> Callable[[str, Any], str]:
 
 
 def _seconds(where: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
         msg = f"{where}: a number of seconds above 0 is needed, found {value!r}"
         raise ConfigError(msg)
     return float(value)
@@ -376,13 +386,14 @@ def _grants(where: str, value: Any) -> tuple[Grant, ...]:
 
 def _grant(where: str, name: str, value: Any) -> Grant:
     table = dict(_table(where, value))
-    if preset := table.pop("preset", None):
+    if "preset" in table:
+        preset = _text(f"{where} preset", table.pop("preset"))
         if preset not in PRESETS:
             msg = f"{where} preset: {preset!r} is not known"
             raise ConfigError(msg, tip=f"known: {', '.join(sorted(PRESETS))}")
         table = {**PRESETS[preset], **table}
     _known(where, table, ("preset", "hosts", "key_env", "header", "prefix", "query", "methods", "paths"))
-    if "hosts" not in table:
+    if not table.get("hosts"):
         msg = f"{where} names no hosts"
         raise ConfigError(msg, tip='give hosts = ["api.example.com"], or a preset')
     keyed = "key_env" in table
@@ -486,8 +497,8 @@ _KEYS: Mapping[str, Callable[[str, Any], Any]] = {
     "engine": _choice(*ENGINES),
     "timeout": _seconds,
     "mask": _texts,
-    "ignore_hosts": _texts,
-    "passthrough": _texts,
+    "ignore_hosts": _hosts,
+    "passthrough": _hosts,
     "env": _texts,
     "blocked": _choice(*get_args(Blocked)),
     "chat_url": _text,

@@ -283,7 +283,7 @@ class Deck:
     def command_for(self, *tests: str) -> str:
         """The command that records what these tests ask."""
         # Imported here: only a miss needs it.
-        import shlex  # noqa: PLC0415
+        import shlex
 
         return f"{self.command} -- {shlex.join(tests)}" if any(tests) else self.command
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import SequenceMatcher
-from os.path import commonprefix
+from itertools import takewhile
 from typing import Any
 
 from sealtape.cassette.model import Cassette, Question
@@ -130,9 +130,14 @@ def _around(recorded: str | None, asked: str | None) -> tuple[str, str]:
     if recorded is None or asked is None:
         return _cut(recorded or "not given"), _cut(asked or "not given")
     # Not difflib: it takes minutes for a prompt of some pages.
-    start = len(commonprefix([recorded, asked]))
-    end = len(commonprefix([recorded[start:][::-1], asked[start:][::-1]]))
+    start = _shared(recorded, asked)
+    end = _shared(recorded[start:][::-1], asked[start:][::-1])
     return _window(recorded, start, len(recorded) - end), _window(asked, start, len(asked) - end)
+
+
+def _shared(one: str, two: str) -> int:
+    """How many characters both begin with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, two, strict=False)))
 
 
 def _window(text: str, start: int, end: int) -> str:

@@ -216,7 +216,7 @@ def _without_text(value: Any) -> Any:
         case list():
             return [_without_text(item) for item in value]
         case dict():
-            said = ("content", "text", "arguments", "partial_json")
+            said: tuple[str, ...] = ("content", "text", "arguments", "partial_json")
             if value.get("type") in _TEXT_DELTAS:
                 said = (*said, "delta")
             return {

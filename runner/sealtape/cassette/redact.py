@@ -175,8 +175,8 @@ def _detectors() -> tuple[Any, ...]:
     A model's answer is full of words and hashes; a guess would refuse every other recording.
     """
     # Imported here: only a session that records, or a check, pays for it.
-    from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class  # noqa: PLC0415
-    from detect_secrets.plugins.base import RegexBasedDetector  # noqa: PLC0415
+    from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
+    from detect_secrets.plugins.base import RegexBasedDetector
 
     class AnthropicDetector(RegexBasedDetector):
         secret_type = "Anthropic Token"  # noqa: S105

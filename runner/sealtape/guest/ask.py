@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -118,12 +119,10 @@ class _UnixConnection(HTTPConnection):
 
 def _said(response: HTTPResponse, body: bytes) -> Said | Answer:
     """What the model said, or the answer as it came where that is no text."""
-    try:
+    with contextlib.suppress(ValueError, LookupError, TypeError):
         document = json.loads(body)
         text = document["choices"][0]["message"]["content"]
-    except (ValueError, LookupError, TypeError):
-        text = None
-    if response.status == HTTPStatus.OK and isinstance(text, str):
-        return Said(text=text, usage=document.get("usage"))
+        if response.status == HTTPStatus.OK and isinstance(text, str):
+            return Said(text=text, usage=document.get("usage"))
     headers = tuple((name, value) for name, value in response.getheaders() if name.lower() == "content-type")
     return Answer(status=response.status, headers=headers, body=body, chunks=(len(body),))

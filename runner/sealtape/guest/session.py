@@ -53,9 +53,11 @@ def running(settings: Settings) -> Iterator[Deck]:
         stack.enter_context(doors.in_use(door))
         stack.enter_context(decks.in_use(deck))
         seams.place()
-        yield deck
-        if link is None:
-            keep(deck, deck.outbox.keys())
+        try:
+            yield deck
+        finally:
+            if link is None:  # also when the program ends in an error: what was asked is paid for
+                keep(deck, deck.outbox.keys())
 
 
 def keep(deck: Deck, keys: list[str]) -> None:

@@ -17,6 +17,7 @@ from types import ModuleType
 SEAMS = {
     "httpx": "sealtape.guest.seams._httpx",
     "httpx2": "sealtape.guest.seams._httpx2",
+    "urllib3": "sealtape.guest.seams._urllib3",
 }
 _placed: set[str] = set()
 
