@@ -7,27 +7,13 @@ from urllib.parse import quote, unquote_plus
 
 from sealtape.broker.scrub import patterns_of
 from sealtape.broker.wire import KeyedGrant, Refused, Why
+from sealtape.cassette.key import CREDENTIAL_HEADERS, is_credential_field
 
 # What a credential of the guest's own becomes: the provider says 401, as it does to any wrong key.
 INVALID = "sealtape-invalid-key"
 # What a server without a key gets instead of whatever the client library sends.
 NO_KEY = "sealtape-no-key"
 
-CREDENTIAL_HEADERS = frozenset(
-    {
-        "api-key",
-        "authorization",
-        "ocp-apim-subscription-key",
-        "x-access-token",
-        "x-amz-security-token",
-        "x-api-key",
-        "x-auth-token",
-        "x-goog-api-key",
-        "x-subscription-token",
-        "xi-api-key",
-    }
-)
-CREDENTIAL_FIELDS = frozenset({"access_token", "api-key", "api_key", "apikey", "key"})
 _DROPPED = frozenset({"cookie", "proxy-authorization"})
 
 Headers = list[tuple[str, str]]
@@ -90,7 +76,7 @@ class Credentials:
         if name == keyed.grant.query:
             credential = self._exchange(unquote_plus(value), keyed, f"query field {name}")
             return raw + equals + quote(credential, safe="")
-        if name.lower() in CREDENTIAL_FIELDS:
+        if is_credential_field(name, unquote_plus(value)):
             return raw + equals + self._foreign(unquote_plus(value), keyed, f"query field {name}")
         self.keep_out(unquote_plus(field).encode("utf-8", "surrogateescape"), keyed, "query")
         return field

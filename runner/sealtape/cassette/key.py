@@ -16,22 +16,25 @@ from sealtape.config import QuestionRules, Redaction, Whitespace, origin_of
 
 REDACTED = "REDACTED"
 
-# Headers that carry credentials or identify an account. Never in a question, never in a file.
+# Headers that carry credentials, in lower case. Never in a question, never in a file.
 CREDENTIAL_HEADERS = frozenset(
     {
         "api-key",
         "authorization",
         "cookie",
-        "openai-organization",
-        "openai-project",
+        "ocp-apim-subscription-key",
         "proxy-authorization",
-        "set-cookie",
-        "x-api-key",
+        "x-access-token",
         "x-amz-security-token",
+        "x-api-key",
         "x-auth-token",
         "x-goog-api-key",
+        "x-subscription-token",
+        "xi-api-key",
     }
 )
+# Headers that tell whose account it is. Not secret, but nobody else's business: never in a file.
+ACCOUNT_HEADERS = frozenset({"openai-organization", "openai-project"})
 # Query and form fields that do, by their name in lower case with '-' as '_'.
 CREDENTIAL_FIELDS = frozenset(
     {

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 from urllib.parse import quote, quote_plus
 
-from sealtape.cassette.key import CREDENTIAL_HEADERS, REDACTED, parse_json
+from sealtape.cassette.key import ACCOUNT_HEADERS, CREDENTIAL_HEADERS, REDACTED, parse_json
 from sealtape.cassette.model import Answer, Cassette, Failure, Said, Take
 from sealtape.config import Redaction
 from sealtape.errors import SecretError
@@ -123,7 +123,7 @@ def _header(name: str, value: str, secrets: Mapping[str, str], rules: tuple[Reda
         # The name and the attributes stay, so that the client's cookie jar works in replay.
         pair, semicolon, attributes = value.partition(";")
         return f"{pair.partition('=')[0]}={REDACTED}{semicolon}{attributes}"
-    if name.lower() in CREDENTIAL_HEADERS:
+    if name.lower() in CREDENTIAL_HEADERS | ACCOUNT_HEADERS:
         return REDACTED
     return _text(value, secrets, rules)
 
