@@ -49,7 +49,7 @@ def doctor(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """The project's own tests. They need both engines."""
     _install(session, "tests")
-    session.run("coverage", "run", "-m", "pytest", *session.posargs)
+    session.run("coverage", "run", "-m", "pytest", "-n", "2", "--dist", "loadgroup", *session.posargs)
     session.run("coverage", "combine", "--quiet", success_codes=[0, 1])
     session.run("coverage", "report")
 
