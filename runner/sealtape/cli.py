@@ -47,6 +47,8 @@ def _run(argv: Sequence[str]) -> int:
         engine=options.engine,
         pytest_args=for_pytest,
         report=getattr(options, "report", None),
+        out=getattr(options, "out", None),
+        folder=Path.cwd(),
     )
     match options.command:
         case "replay":
@@ -61,6 +63,8 @@ def _run(argv: Sequence[str]) -> int:
             return runs.record(run, budget)
         case "build":
             return runs.build(run)
+        case _ if options.attack:
+            return runs.attack(run, as_json=options.json)
         case _:
             return runs.doctor(run, as_json=options.json)
 
@@ -82,16 +86,24 @@ def _parser() -> argparse.ArgumentParser:
     build = commands.add_parser("build", help="build the images that the Docker engine needs")
     doctor = commands.add_parser("doctor", help="say which engines work here, and how well they seal")
     for command in (replay, record, build, doctor):
-        command.add_argument("--engine", choices=ENGINES, default="auto", help="what makes the sandbox")
+        command.add_argument("--engine", choices=ENGINES, help="what makes the sandbox")
     for command in (replay, record):
         command.epilog = "Everything else goes to pytest; what stands after -- goes to pytest in any case."
         command.add_argument("--report", metavar="FILE", type=Path, help="write verdict and calls to FILE, as JSON")
+        command.add_argument("--out", metavar="DIR", type=Path, help=_OUT_HELP)
     record.add_argument("--max-calls", metavar="N", type=_count, help="refuse every live call after the first N")
     record.add_argument("--missing", action="store_true", help="ask only what has no recording yet")
     record.add_argument("--keep-failures", action="store_true", help="take in answers like 429 and 500 too")
     record.add_argument("--allow-ci", action="store_true", help="record although CI is set")
     doctor.add_argument("--json", action="store_true", help="print the verdicts as JSON")
+    doctor.add_argument("--attack", action="store_true", help="try every known way out of each engine's sandbox")
     return parser
+
+
+_OUT_HELP = (
+    "bring back to DIR what the tests wrote to $SEALTAPE_OUT, coverage data, the files of --junitxml and --cov-report "
+    "(relative paths are relative to DIR), and the report as report.json"
+)
 
 
 class _Parser(argparse.ArgumentParser):

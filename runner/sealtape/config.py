@@ -18,6 +18,7 @@ from sealtape.errors import ConfigError
 
 ENGINES = ("auto", "docker", "bubblewrap")
 WHITESPACE = ("exact", "newlines", "trailing", "collapse")
+GUEST_VARIABLE = "SEALTAPE_GUEST"
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 Whitespace = Literal["exact", "newlines", "trailing", "collapse"]
@@ -51,7 +52,14 @@ class Grant:
     paths: tuple[str, ...] = ("/",)
 
     def covers(self, origin: str) -> bool:
-        return origin in self.origins
+        """Whether `origin` is one of the grant's. localhost and 127.0.0.1 are one machine by two names."""
+        return _by_address(origin) in map(_by_address, self.origins)
+
+
+def _by_address(origin: str) -> str:
+    scheme, _, rest = origin.partition("://")
+    host, colon, port = rest.rpartition(":") if re.search(r":\d+$", rest) else (rest, "", "")
+    return f"{scheme}://{'127.0.0.1' if host in ('localhost', '[::1]') else host}{colon}{port}"
 
 
 def _preset(host: str, key_env: str, **more: Any) -> dict[str, Any]:
@@ -206,12 +214,26 @@ def load(
             raise ConfigError(msg) from error
         table = document.get("tool", {}).get("sealtape")
     settings = replace(parse(root, {} if table is None else table), declared=table is not None)
+    if "tests" not in settings.origin and _names_testpaths(root):
+        settings = replace(settings, tests=(), origin={**settings.origin, "tests": "pytest's testpaths"})
     settings = _from_environ(settings, {**environ, **({"CASSETTE_MODE": mode} if mode else {})})
     if overrides:
         given = parse(root, overrides)
         named = {key: getattr(given, key) for key in overrides}
         settings = replace(settings, **named, origin={**settings.origin, **dict.fromkeys(overrides, "given")})
     return settings
+
+
+def _names_testpaths(root: Path) -> bool:
+    """Whether pytest's own configuration says where the tests are. Then nothing of ours is to say it again."""
+    files = [root / name for name in ("pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")]
+    texts = (path.read_text(encoding="utf-8", errors="replace") for path in files if path.is_file())
+    return any(re.search(r"^testpaths\s*=", text, re.MULTILINE) for text in texts)
+
+
+def in_guest(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether this process runs in a sandbox of ours."""
+    return bool(environ.get(GUEST_VARIABLE))
 
 
 def in_ci(environ: Mapping[str, str] = os.environ) -> bool:
@@ -262,7 +284,7 @@ def _from_environ(settings: Settings, environ: Mapping[str, str]) -> Settings:
         changes["mode"], origin["mode"] = Mode(mode), "CASSETTE_MODE"
     if folder := environ.get("CASSETTE_DIR"):
         changes["cassettes"], origin["cassettes"] = settings.root / folder, "CASSETTE_DIR"
-    if link := environ.get("SEALTAPE_GUEST"):
+    if link := environ.get(GUEST_VARIABLE):
         changes["guest"] = GuestLink.from_json(link)
     build = settings.build
     if base := environ.get("SEALTAPE_BASE_IMAGE"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+EXIT_FAILED = 1  # as pytest has it: tests failed
 EXIT_USAGE = 64
 EXIT_NO_ENGINE = 69
 EXIT_NOT_SEALED = 70

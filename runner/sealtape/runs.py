@@ -16,11 +16,12 @@ from urllib.parse import urlsplit
 from sealtape import config
 from sealtape.broker.door import Door
 from sealtape.broker.grants import prepare_grants
-from sealtape.broker.intake import IntakeReport, take_in
+from sealtape.broker.intake import take_in
 from sealtape.broker.wire import BrokerConfig, KeyedGrant, Why
 from sealtape.cassette.store import write_atomically
 from sealtape.config import LOOPBACK, GuestLink, Mode, Settings
 from sealtape.errors import (
+    EXIT_FAILED,
     EXIT_NO_ENGINE,
     EXIT_NOT_SEALED,
     EXIT_REFUSED,
@@ -29,12 +30,16 @@ from sealtape.errors import (
     RefusedError,
     UsageError,
 )
+from sealtape.guest.session import OWED
 from sealtape.placeholder import placeholder_for
 from sealtape.sandbox.engine import Engine, Process, find_engine
 from sealtape.sandbox.launch import Outcome, launch
-from sealtape.sandbox.policy import OUT, Mount, make_policy
+from sealtape.sandbox.policy import OUT, RESULTS, Mount, make_policy
+from sealtape.sandbox.results import bring_back, placed_results, prepare_out
+from sealtape.sandbox.rundir import run_folder
 from sealtape.sandbox.verdict import Verdict
 from sealtape.screen import Screen
+from sealtape.selection import only_tells, pytest_arguments
 
 REPORT = "report.json"
 OUTBOX = "outbox"
@@ -44,13 +49,19 @@ MAX_REPORT = 64 * 1024 * 1024  # bytes; the guest wrote it
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What the command line asks of a run. `report`: where its results are to be written."""
+    """What the command line asks of a run.
+
+    `engine` is None where the settings are to decide. `report` is where the results are to be
+    written, `out` the folder that gets what the tests wrote, `folder` where the command was typed.
+    """
 
     settings: Settings
     screen: Screen
-    engine: str = "auto"
+    engine: str | None = None
     pytest_args: tuple[str, ...] = ()
     report: Path | None = None
+    out: Path | None = None
+    folder: Path = Path()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,18 +76,20 @@ class Budget:
 
 def replay(run: Run) -> int:
     """Runs the tests sealed, every model call answered from recordings. Returns the exit code."""
+    run = _with_results(run)
     engine = _engine(run)
     keys = config.credentials(run.settings)
     placeholders = {name: placeholder_for(name, fresh=False) for name in run.settings.key_variables()}
     with _out_folder() as out:
         link = GuestLink(engine=engine.name, report=Path(OUT, REPORT))
         outcome = _launch(run, engine, Mode.REPLAY, link, out, placeholders, keys)
-        _write_report(run, outcome, out)
-    return outcome.exit_code
+        _bring_results(run, outcome, out)
+        return _exit_code(run, outcome, out)
 
 
 def record(run: Run, budget: Budget) -> int:
     """Runs the tests in the same sandbox, with the broker as the one way out. Returns the exit code."""
+    run = _with_results(run)
     settings = run.settings
     _refuse_in_ci(budget)
     grants = _grants(settings)
@@ -101,7 +114,7 @@ def record(run: Run, budget: Budget) -> int:
         secrets = {**config.credentials(settings), **real}
         outcome = _launch(run, engine, Mode.RECORD, link, out, placeholders, secrets, (mount,))
         door.close()
-        _write_report(run, outcome, out)
+        # First of all: what was asked is paid for.
         taken = take_in(
             out / OUTBOX,
             settings.cassettes,
@@ -109,30 +122,31 @@ def record(run: Run, budget: Budget) -> int:
             rules=settings.redact,
             keep_failures=budget.keep_failures,
         )
-    _close_record(run, door, taken)
+        run.screen.section("record session", [*door.summary(), *taken.summary(settings.root)])
+        _bring_results(run, outcome, out)
+        code = _exit_code(run, outcome, out)
+        withheld = any(entry["kind"] == "withheld" for entry in _owed(out))
     spent = any(call.refused == Why.BUDGET for call in door.calls)
-    refused = EXIT_REFUSED if spent or taken.refused else 0
-    return outcome.exit_code if outcome.exit_code == EXIT_NOT_SEALED else refused or outcome.exit_code
+    refused = EXIT_REFUSED if spent or withheld or taken.refused else 0
+    return code if code == EXIT_NOT_SEALED else refused or code
 
 
 def build(run: Run) -> int:
     """Builds the images that replay and record need, where the engine needs any."""
-    engine = find_engine(run.engine)
-    with run.screen.working(f"preparing {engine.name}") as progress:
-        engine.prepare(run.settings, progress, broker=True)
+    engine = _engine(run, broker=True)
     run.screen.say(f"{engine.name} is ready")
     return 0
 
 
 def doctor(run: Run, *, as_json: bool) -> int:
     """Says which engines are usable here, and what the verdict on each is. Returns the exit code."""
-    names = ("docker", "bubblewrap") if run.engine == "auto" else (run.engine,)
+    names = _engines(run)
     reasons: dict[str, str] = {}
     verdicts: dict[str, Verdict] = {}
     for name in names:
         try:
             verdicts[name] = _examine(run, find_engine(name), quiet=as_json)
-        except EngineError as error:
+        except (EngineError, ConfigError) as error:
             reasons[name] = str(error)
     if as_json:
         engines = {
@@ -149,11 +163,64 @@ def doctor(run: Run, *, as_json: bool) -> int:
     return 0 if all(verdict.sealed for verdict in verdicts.values()) else EXIT_NOT_SEALED
 
 
+def attack(run: Run, *, as_json: bool) -> int:
+    """Tries every known way out of each engine's sandbox, and on this machine as the control. Returns the exit code."""
+    # Only this command needs it; the others are to start quickly.
+    from sealtape.sandbox.attacking import Score, attack_host, attack_sandbox, prepared, scores
+
+    results: dict[str, list[Score]] = {}
+    reasons: dict[str, str] = {}
+    for name in _engines(run):
+        try:
+            engine = find_engine(name)
+            with run.screen.working(f"attacking {name}") as progress:
+                # Before the bait is laid out, which has a proxy that leads nowhere.
+                engine.prepare(run.settings, progress)
+                with prepared() as (project, out, bait):
+                    inside = attack_sandbox(engine, project, out, bait)
+                    results[name] = scores(inside, attack_host(project, out, bait))
+        except EngineError as error:
+            reasons[name] = str(error)
+    if as_json:
+        engines: dict[str, Any] = {name: {"reason": reason} for name, reason in reasons.items()}
+        engines |= {name: {"groups": [vars(score) for score in parts]} for name, parts in results.items()}
+        print(json.dumps({"version": 1, "engines": engines}, indent=2, ensure_ascii=False))
+    else:
+        for name in (*results, *reasons):
+            run.screen.attacked(name, results.get(name), reasons.get(name))
+    if not results:
+        return EXIT_NO_ENGINE
+    return EXIT_NOT_SEALED if any(part.open for parts in results.values() for part in parts) else 0
+
+
 # -- steps ------------------------------------------------------------------------------------
 
 
+def _with_results(run: Run) -> Run:
+    """The run with a folder for its results, and pytest's arguments to match."""
+    if run.report and not (run.report.absolute().parent.is_dir() and not run.report.is_dir()):
+        raise UsageError(
+            f"--report {run.report} cannot be a file", tip="nothing was run; name a file in a folder that is"
+        )
+    if run.out:
+        prepare_out(run.out, run.settings.root)
+    return replace(run, pytest_args=placed_results(run.pytest_args, run.out))
+
+
+def _engines(run: Run) -> tuple[str, ...]:
+    """The engines that a question about engines is about."""
+    wanted = run.engine or run.settings.engine
+    return ("docker", "bubblewrap") if wanted == "auto" else (wanted,)
+
+
 def _engine(run: Run, *, broker: bool = False) -> Engine:
-    wanted = run.engine if run.engine != "auto" else run.settings.engine
+    """The engine, with what it needs made ready. Raises `EngineError`."""
+    wanted = run.engine or run.settings.engine
+    containerfile = run.settings.build.containerfile
+    if wanted == "auto" and not (run.settings.root / containerfile).is_file():
+        # Docker would need one; bubblewrap runs the environment that is here.
+        run.screen.say(f"sealtape: no {containerfile} here, so without Docker")
+        wanted = "bubblewrap"
     engine = find_engine(wanted)
     with run.screen.working(f"preparing {engine.name}") as progress:
         engine.prepare(run.settings, progress, broker=broker)
@@ -178,17 +245,15 @@ def _launch(
         "CASSETTE_DIR": _inside(settings),
         "SEALTAPE_GUEST": link.to_json(),
     }
-    policy = make_policy(settings, pytest_args=_arguments(run), env=env, out=out, secrets=secrets, extra_mounts=mounts)
-    return launch(engine, policy, announce=run.screen.verdict, timeout=settings.timeout)
-
-
-def _arguments(run: Run) -> tuple[str, ...]:
-    """What pytest gets: the arguments given, and the configured tests where none of them names any."""
-    root = run.settings.root
-    named = any(
-        not argument.startswith("-") and (root / argument.partition("::")[0]).exists() for argument in run.pytest_args
+    policy = make_policy(
+        settings,
+        pytest_args=pytest_arguments(settings, run.pytest_args, run.folder),
+        env=env,
+        out=out,
+        secrets=secrets,
+        extra_mounts=mounts,
     )
-    return run.pytest_args if named else (*run.pytest_args, *run.settings.tests)
+    return launch(engine, policy, announce=run.screen.verdict, timeout=settings.timeout)
 
 
 def _inside(settings: Settings) -> str:
@@ -238,6 +303,7 @@ def _open_door(
     hosts = [urlsplit(origin).hostname for keyed in grants for origin in keyed.grant.origins]
     audit = run.settings.root / ".sealtape" / "audit.jsonl"
     audit.parent.mkdir(exist_ok=True)
+    (audit.parent / ".gitignore").write_text("*\n")  # a log of this machine, not of the project
     with engine.open_door(["-m", "sealtape.broker"], host_loopback=bool(LOOPBACK.intersection(hosts))) as opened:
         process, mount, folder = opened
         door = Door(send=process.send, lines=_lines(process), close=process.close_input, audit=audit)
@@ -269,33 +335,80 @@ def _lines(process: Process) -> Iterator[bytes]:
 @contextmanager
 def _out_folder() -> Iterator[Path]:
     """Where the guest writes its results, outside of the project."""
-    with tempfile.TemporaryDirectory(prefix="sealtape-") as folder:
-        yield Path(folder)
+    with run_folder() as folder:
+        results = folder / "out" / Path(RESULTS).name
+        results.mkdir(parents=True)
+        # The guest can have another uid. The folder above is closed to everybody but the two.
+        results.chmod(0o777)
+        yield results.parent
 
 
-def _write_report(run: Run, outcome: Outcome, out: Path) -> None:
-    if run.report is None:
+def _bring_results(run: Run, outcome: Outcome, out: Path) -> None:
+    if run.out:
+        run.screen.results(run.out, bring_back(out / Path(RESULTS).name, run.out, reserved=[REPORT]))
+    reports = [path for path in (run.report, run.out and run.out / REPORT) if path]
+    if not reports:
         return
     document: dict[str, Any] = {"version": 1, **_guests_report(out / REPORT), "verdict": outcome.verdict.to_json()}
-    write_atomically(run.report.absolute(), json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n")
+    for path in reports:
+        write_atomically(path.absolute(), json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n")
+
+
+def _exit_code(run: Run, outcome: Outcome, out: Path) -> int:
+    """The exit code of pytest, if there is reason to believe it.
+
+    A test can end the process, and an option can switch the plugin off; both look like success.
+    And what a forked child, a late thread or an exit handler asked in vain, no test fails for.
+    """
+    if outcome.exit_code != 0 or only_tells(run.pytest_args):
+        return outcome.exit_code
+    if not _guests_report(out / REPORT):
+        run.screen.say(
+            "sealtape: pytest ended without a report, so this run proves nothing\n"
+            "  a test ended the process (os._exit), or the plugin was switched off (-p no:sealtape)"
+        )
+        return EXIT_FAILED
+    owed = _owed(out)
+    for entry in owed:
+        where = entry["test"] or "outside of a test"
+        run.screen.say(f"sealtape: {entry['kind']}, and no test failed for it: {entry['title']} ({where})")
+    return EXIT_FAILED if owed else 0
+
+
+def _owed(out: Path) -> list[dict[str, str]]:
+    """What stayed unanswered in the guest, whoever asked."""
+    entries = []
+    for line in _guests_text(out / OWED).splitlines():
+        try:
+            entry = json.loads(line)
+            entries.append({name: _printable(str(entry[name])) for name in ("kind", "title", "test")})
+        except (ValueError, TypeError, KeyError):
+            entries.append({"kind": "missed", "title": "unreadable", "test": ""})
+    return entries
+
+
+def _printable(text: str) -> str:
+    """Text of the guest's as it can be shown: it may be made to take over a terminal."""
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _guests_report(path: Path) -> dict[str, Any]:
     """What the guest reported, or nothing if it did not come to that."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
+        document = json.loads(_guests_text(path))
+    except ValueError:
         return {}
-    with os.fdopen(descriptor, "rb") as file:
-        try:
-            document = json.loads(file.read(MAX_REPORT))
-        except ValueError:
-            return {}
     return document if isinstance(document, dict) else {}
 
 
-def _close_record(run: Run, door: Door, taken: IntakeReport) -> None:
-    run.screen.section("record session", [*door.summary(), *taken.summary(run.settings.root)])
+def _guests_text(path: Path) -> str:
+    """A file that the guest wrote, or nothing where it is none."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(MAX_REPORT).decode("utf-8", "replace")
 
 
 def _examine(run: Run, engine: Engine, *, quiet: bool) -> Verdict:

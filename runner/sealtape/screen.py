@@ -7,8 +7,14 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
+from sealtape.sandbox.results import Brought
 from sealtape.sandbox.verdict import Verdict
+
+if TYPE_CHECKING:
+    from sealtape.sandbox.attacking import Score
 
 
 class Screen:
@@ -48,6 +54,13 @@ class Screen:
         if not verdict.sealed:
             self.say("no test was run")
 
+    def results(self, folder: Path, brought: Brought) -> None:
+        """What came back from the sandbox, and what was not taken."""
+        count = len(brought.files)
+        self.say(f"{count} file{'' if count == 1 else 's'} of the tests brought back to {folder}")
+        for line in brought.refused:
+            self.say(f"  refused {line}")
+
     def diagnosis(self, engine: str, verdict: Verdict | None, reason: str | None) -> None:
         """An engine's table: every check with what was found."""
         from rich.console import Console
@@ -65,6 +78,29 @@ class Screen:
             found = check.found if check.ok else f"{check.found}; expected {check.expected}, closed by {check.closes}"
             table.add_row("ok" if check.ok else "FAILED", check.layer, check.name, found)
         console.print(table, markup=False, highlight=False)
+
+    def attacked(self, engine: str, parts: Sequence[Score] | None, reason: str | None) -> None:
+        """An engine's table of attacks: per group what was blocked, and which controls worked outside."""
+        from rich.console import Console
+        from rich.table import Table
+
+        from sealtape.sandbox.attacking import total
+
+        console = Console()
+        if parts is None:
+            console.print(f"{engine}: not attacked: {reason}", markup=False, highlight=False)
+            return
+        console.print(f"{engine} · {total(parts)}", markup=False, highlight=False)
+        table = Table(box=None, pad_edge=False)
+        for heading in ("group", "blocked", "controls reached"):
+            table.add_column(heading)
+        for part in parts:
+            table.add_row(part.group, f"{part.blocked} of {part.attacks}", f"{part.reached} of {part.attacks}")
+        console.print(table, markup=False, highlight=False)
+        for name in (name for part in parts for name in part.open):
+            console.print(f"OPEN  {name}", markup=False, highlight=False)
+        for name in (name for part in parts for name in part.unproven):
+            console.print(f"proves nothing on this machine  {name}", markup=False, highlight=False)
 
     @staticmethod
     def environment() -> dict[str, str]:

@@ -668,6 +668,8 @@ def test_the_report_says_what_each_test_asked(project: Project) -> None:
         "recorded": [],
         "missed": [],
         "refused": [],
+        "withheld": [],
+        "unheard": [],
         "blocked": [],
     }
     (missed,) = tests["test_it.py::test_missed"]["missed"]
@@ -702,3 +704,47 @@ def test_it():
 def test_this_process_can_still_reach_itself() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         assert client.getpeername() == server.getsockname()
+
+
+# -- what happens outside of tests ------------------------------------------------------------
+
+
+def test_a_miss_after_the_last_test_fails_the_run(project: Project) -> None:
+    result = project.run(
+        test="def test_it(): pass",
+        conftest="""
+def pytest_sessionfinish():
+    try:
+        sealtape.call('m', 'new')
+    except BaseException:
+        pass
+""",
+    )
+    result.assert_outcomes(passed=1)
+    assert result.ret == 1
+    assert any(line.startswith("missed   (outside of a test)") for line in summary(result))
+
+
+def test_a_secret_that_stopped_a_write_is_not_shown_by_the_traceback(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CASSETTE_MODE", "record")
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-real-0123456789-abcdef")
+    result = project.run(
+        "--showlocals",
+        test="""
+from sealtape.cassette import deck as decks
+from sealtape.cassette.model import Said
+def test_it():
+    deck = decks.current()
+    question = deck.call_question('m', 'my key is ' + 'AKIA' + 'IOSFODNN7EXAMPLZ', 0.0, {})
+    deck.answer(question).finish(Said(text='x'))
+    del deck, question
+""",
+    )
+    result.assert_outcomes(failed=1)
+    text = result.stdout.str()
+    assert "would carry a secret" in text
+    assert "withheld 1" in text
+    assert "sk-real-0123456789" not in text
+    assert "AKIAIOSFODNN7" not in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import socket
 import threading
@@ -257,3 +258,25 @@ def test_every_kind_of_failure_has_its_exception():
     from sealtape.cassette.model import FAILURES
 
     assert set(_urllib3.EXCEPTIONS) == set(FAILURES)
+
+
+@pytest.mark.parametrize("get", ["requests", "httpx", "httpx2"])
+def test_nobody_reads_beyond_what_was_read_when_it_was_recorded(server, tmp_path, get):
+    grants = {"shop": {"hosts": [server.origin]}}
+
+    def read(*, whole):
+        if get == "requests":
+            with requests.get(f"{server.origin}/stream", timeout=5, stream=True) as response:
+                pieces = response.iter_content(4)
+                return b"".join(pieces) if whole else next(pieces)
+        lib = importlib.import_module(get)
+        with lib.stream("GET", f"{server.origin}/stream") as response:
+            pieces = response.iter_raw(4)
+            return b"".join(pieces) if whole else next(pieces)
+
+    with sealtape.session(mode="record", cassettes=tmp_path, grants=grants):
+        read(whole=False)
+    with sealtape.session(mode="replay", cassettes=tmp_path, grants=grants):
+        assert read(whole=False) == b"data"
+        with pytest.raises(sealtape.CassetteMiss, match="nobody read on"):
+            read(whole=True)

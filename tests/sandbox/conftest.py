@@ -74,7 +74,8 @@ def sandbox(engine: Engine, tmp_path: Path) -> Iterator[Sandbox]:
     root = Path("/var/tmp", f"sealtape test é {tmp_path.name} {os.getpid()} {engine.name}")  # noqa: S108
     root.mkdir()
     out = tmp_path / "out"
-    out.mkdir()
+    (out / "files").mkdir(parents=True)
+    (out / "files").chmod(0o777)
     made = Sandbox(engine=engine, root=root, out=out)
     made.write("pyproject.toml", "[tool.sealtape]\n")
     try:

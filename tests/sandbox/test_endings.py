@@ -1,4 +1,4 @@
-"""Every way a run can end leaves nothing behind: Ctrl-C, a second one, SIGTERM, kill -9."""
+"""A run that is interrupted twice, one that was killed, and what others see of one. More in test_kill_matrix.py."""
 
 from __future__ import annotations
 
@@ -56,17 +56,6 @@ def run(sandbox, capfd):
         process.terminate()
         process.wait(30)
         process.stdout.close()
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_shows_pytests_summary(run, remains, number):
-    assert remains()
-    run.send_signal(number)
-    output, _ = run.communicate(timeout=15)
-    assert run.returncode == 130
-    assert "KeyboardInterrupt" in output
-    assert "no tests ran" in output
-    assert not remains()
 
 
 def test_a_second_interrupt_does_not_wait(run, remains):

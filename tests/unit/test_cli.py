@@ -80,7 +80,7 @@ def test_after_two_dashes_everything_is_pytests(started: list[tuple[str, Any]]) 
     cli.main(["replay", "tests", "--", "--engine", "docker", "--", "--help"])
     ((_, (run,)),) = started
     assert run.pytest_args == ("tests", "--engine", "docker", "--", "--help")
-    assert run.engine == "auto"
+    assert run.engine is None
 
 
 def test_build_and_doctor(started: list[tuple[str, Any]]) -> None:

@@ -337,9 +337,10 @@ def test_a_recording_with_a_secret_is_refused_and_owed(tmp_path: Path) -> None:
     assert isinstance(recording, Recording)
     recording.finish(answer("Hello"))
     assert deck.store.keys() == []
-    assert kinds(deck) == ["refused"]
+    assert kinds(deck) == ["withheld"]
     owed = deck.settle()
     assert isinstance(owed, SecretError)
+    assert owed.__traceback__ is None, "its frames hold the secrets"
     assert "OPENAI_API_KEY at line" in str(owed)
     assert KEY not in str(owed)
 
@@ -370,3 +371,25 @@ def test_decks_nest() -> None:
             assert decks.current() is inner
         assert decks.current() is outer
     assert decks.current() is before
+
+
+def test_a_stream_that_one_test_left_early_is_asked_again_for_the_next(tmp_path: Path) -> None:
+    deck = make(tmp_path, "record")
+    with deck.during("left early"):
+        first = begin(deck)
+        first.begin(answer(""))
+        first.chunk(b"data: one")
+        first.end(partial=True)
+    with deck.during("reads on"):
+        second = begin(deck)
+        second.finish(answer("whole"))
+    assert play(make(tmp_path), "Hi") == "whole"
+
+
+def test_what_stays_unanswered_is_written_down_at_once(tmp_path: Path) -> None:
+    deck = make(tmp_path)
+    deck.spill = tmp_path / "owed.jsonl"
+    with deck.during("t"), pytest.raises(CassetteMiss):
+        deck.answer(ask(deck, "new"))
+    (line,) = deck.spill.read_text().splitlines()
+    assert json.loads(line)["test"] == "t"

@@ -113,7 +113,7 @@ def test_answers_of_a_provider_in_trouble_stay_out_unless_wanted(outbox, cassett
     for cassette in (only, retried, meant):
         Store(outbox).accept(cassette)
     report = take_in(outbox, cassettes, secrets=SECRETS)
-    reason = f"answered {status}; --keep-failures records it"
+    reason = f"answered {status}, which replay will leave out; --keep-failures records it"
     assert sorted(report.kept_out) == sorted([(f"{only.key}.json", reason), (f"{retried.key}.json", reason)])
     assert names(cassettes) == sorted([f"{retried.key}.json", f"{meant.key}.json"])
     assert Store(cassettes).load(retried.key).takes == (said("yes"),)

@@ -324,6 +324,7 @@ def test_the_entry_runs_without_site_and_finds_an_open_machine_open(tmp_path):
             "salt": "00",
             "secrets": [],
             "mounts": {},
+            "required": [],
             "covered": [],
             "masks": [],
             "door": None,

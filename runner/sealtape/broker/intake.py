@@ -105,7 +105,8 @@ def take_in(
             wanted = cassette.takes if keep_failures else tuple(take for take in cassette.takes if not _unwanted(take))
             if len(wanted) < len(cassette.takes):
                 statuses = ", ".join(str(take.status) for take in cassette.takes if _unwanted(take))
-                report.kept_out.append((name, f"answered {statuses}; --keep-failures records it"))
+                why = f"answered {statuses}, which replay will leave out; --keep-failures records it"
+                report.kept_out.append((name, why))
             if wanted:
                 getattr(report, store.accept(replace(cassette, takes=wanted))).append(name)
     return report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections import defaultdict
@@ -9,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import parse_qsl, urlsplit
 
@@ -23,13 +25,15 @@ from sealtape.errors import CallRefused, CassetteError, CassetteMiss, SecretErro
 OUTSIDE = ""  # the "test" of what is asked outside of any test: imports, session fixtures
 
 Route = Literal["deck", "pass", "ignore"]
+# "withheld": a recording that would have carried a secret; "unheard": nobody listened on loopback.
+Kind = Literal["played", "recorded", "missed", "refused", "withheld", "unheard", "ignored"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
     """One call, for the ledger and the report."""
 
-    kind: Literal["played", "recorded", "missed", "refused", "ignored"]
+    kind: Kind
     key: str
     title: str
     test: str
@@ -84,7 +88,8 @@ class Deck:
 
     `credentials`: per key variable, the value that this process holds for it. `placeholders`
     are values that must never reach a file. One deck serves all threads and tasks of a
-    process; `test` names the test that runs now.
+    process; `test` names the test that runs now. `spill` is a file that gets a line for
+    whatever stays unanswered, as it happens.
     """
 
     def __init__(
@@ -96,6 +101,7 @@ class Deck:
         credentials: Mapping[str, str] | None = None,
         missing_only: bool = False,
         command: str = "sealtape record",
+        spill: Path | None = None,
     ) -> None:
         self.settings = settings
         self.mode = settings.mode
@@ -104,6 +110,7 @@ class Deck:
         self.credentials = dict(credentials or {})
         self.missing_only = missing_only
         self.command = command
+        self.spill = spill
         self.test = OUTSIDE
         self.faults: list[Take] = []
         self.events: list[Event] = []
@@ -155,6 +162,17 @@ class Deck:
                 return self._play_or_record(question, turn)
             return self._play(question, turn)
 
+    def ends_here(self, question: Question) -> Unanswered:
+        """What a reader gets who wants more of an answer than the application read when it was recorded."""
+        command = self.command_for(self.test)
+        text = f"the recording of {question.title} ends here: when it was made, nobody read on"
+        return self._missed(question, f"{text}\n  key          {question.key}\n  record it    {command}")
+
+    def unheard(self, host: str, port: int | None) -> None:
+        """A passed-through call found nobody. In a sandbox that is most often a server that wants a grant."""
+        title = host if port is None else f"{host}:{port}"
+        self.events.append(Event(kind="unheard", key="", title=title, test=self.test))
+
     def ignored(self, title: str) -> Answer:
         """The answer to a call to an ignored host: a success that says nothing."""
         self.events.append(Event(kind="ignored", key="", title=title, test=self.test))
@@ -195,8 +213,9 @@ class Deck:
                 for part in (data, *blobs.values()):
                     redact.refuse_secrets(part, secrets=secrets, name=f"the recording of {question.title}")
             except SecretError as error:
-                self._note("refused", question, detail=error.message)
-                self._owed.append(error)
+                self._note("withheld", question, detail=error.message)
+                # Without its traceback: the frames below hold the secrets themselves.
+                self._owed.append(error.with_traceback(None))
                 return
             self.outbox.accept(clean)
             self._note("recorded", question)
@@ -241,11 +260,14 @@ class Deck:
         if kept and not session:
             # A sequence is gone on with, not begun anew: what it has stays in front.
             session += [Recording(self, question, OUTSIDE, take) for take in kept.takes]
-        if turn < len(session) and (take := session[turn].take) is not None:
-            self._note("played", question)
-            return take  # another test has paid for it in this session
         recording = Recording(self, question, self.test)
-        session.append(recording)
+        if turn < len(session) and (take := session[turn].take) is not None:
+            if not (isinstance(take, Answer) and take.partial):
+                self._note("played", question)
+                return take  # another test has paid for it in this session
+            session[turn] = recording  # that test stopped reading; this one may want the rest
+        else:
+            session.append(recording)
         return recording
 
     def _kept(self, question: Question) -> Cassette | None:
@@ -297,10 +319,13 @@ class Deck:
             sent += [value for name, value in parse_qsl(query) if name == grant.query]
         return own is not None and any(value != own for value in sent if value)
 
-    def _note(
-        self, kind: Literal["played", "recorded", "missed", "refused"], question: Question, detail: str = ""
-    ) -> None:
+    def _note(self, kind: Kind, question: Question, detail: str = "") -> None:
         self.events.append(Event(kind=kind, key=question.key, title=question.title, test=self.test, detail=detail))
+        if self.spill is not None and kind in ("missed", "refused", "withheld"):
+            # At once, from whichever process: a forked child or a late thread reaches no report.
+            line = json.dumps({"kind": kind, "key": question.key, "title": question.title, "test": self.test})
+            with self.spill.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
 
 
 _current: Deck | None = None

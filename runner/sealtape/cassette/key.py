@@ -6,7 +6,6 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from email import message_from_bytes, policy
 from functools import partial
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -192,6 +191,9 @@ def _body(body: bytes, content_type: str) -> dict[str, Any]:
 
 def _multipart(body: bytes, content_type: str) -> list[dict[str, Any]] | None:
     """The parts without their boundary, or None where the body is not what its header says."""
+    # Imported here: it takes as long as all else here together, and few requests are of this kind.
+    from email import message_from_bytes, policy
+
     message = message_from_bytes(
         b"Content-Type: " + content_type.encode("latin-1") + b"\r\n\r\n" + body, policy=policy.HTTP
     )

@@ -92,7 +92,8 @@ def _comparison(question: Question, nearest: Cassette) -> Iterator[str]:
     assert nearest.question is not None
     found = differences(nearest.question, question)
     prompt = [d for d in found if _rank(d.path) == 0]
-    if not prompt:
+    asks_a_model = bool(prompt_of(question) or model_of(question))
+    if not prompt and asks_a_model:
         yield "  prompt       same"
     for difference in prompt[:3]:
         yield f"  prompt       at {difference.path}"
@@ -106,7 +107,7 @@ def _comparison(question: Question, nearest: Cassette) -> Iterator[str]:
         change = next((d for d in found if d.path == path), None)
         if change:
             yield f"  {label:<12} {change.recorded or 'not given'} → {change.asked or 'not given'}"
-        else:
+        elif asks_a_model:
             yield f"  {label:<12} " + (
                 "same, not given" if value is None else f"same, {json.dumps(value, ensure_ascii=False)}"
             )

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 import sealtape
+from sealtape.cassette import deck as decks
 from sealtape.cassette.deck import OUTSIDE, Deck
 from sealtape.cassette.model import FAILURES, Answer, Failure, Take
 from sealtape.cassette.reading import usage_of
@@ -28,6 +29,9 @@ REPORT_VERSION = 1
 JOURNAL = "journal.jsonl"
 FEW = 3  # tests that a record command names one by one
 SHOWN = 20  # lines of one kind in the closing summary
+
+UNANSWERED = ("missed", "refused", "withheld")
+_KINDS = ("played", "recorded", *UNANSWERED, "unheard", "blocked")
 
 _PASSES = (KeyboardInterrupt, SystemExit, pytest.exit.Exception)
 _OWN = Path(sealtape.__file__).parent
@@ -45,6 +49,7 @@ class Ledger:
         self._attempts: list[Attempt] = []
         self._stack = ExitStack()
         self._phase_blocked = 0
+        self._outermost = True
         self._failed: set[str] = set()  # recordings that only failing tests asked for
 
     # -- the session --------------------------------------------------------------------------
@@ -55,6 +60,7 @@ class Ledger:
             # SDK constructors want a key; in replay any will do. A real one that is set stays.
             for name in self.settings.key_variables():
                 os.environ.setdefault(name, placeholder_for(name, fresh=False))
+        self._outermost = decks.current() is None
         self.deck = self._stack.enter_context(session.running(self.settings))
         if replayed or self.settings.guest is not None:
             self.guard.install()
@@ -65,7 +71,9 @@ class Ledger:
     def close(self) -> None:
         for key in self._failed:
             self.deck.outbox.path(key).unlink(missing_ok=True)
-        self._stack.close()
+        if self.settings.guest is None or not self._outermost:
+            self._stack.close()
+        # Else the deck answers to the very end of the process: late threads and exit handlers ask too.
 
     def header(self) -> str:
         link = self.settings.guest
@@ -133,7 +141,8 @@ class Ledger:
         for frame, instruction, line in reversed(_frames(error.__traceback__)):
             if self._is_projects(Path(frame.f_code.co_filename)):
                 kept = TracebackType(kept, frame, instruction, line)
-        return error.with_traceback(kept) if kept else error
+        # Where none is left, the outermost must do: pytest wants a place, and inner frames hold values.
+        return error.with_traceback(kept or _outermost(error.__traceback__))
 
     # -- reports ------------------------------------------------------------------------------
 
@@ -150,12 +159,16 @@ class Ledger:
         if report.when == "teardown" and self.settings.mode is Mode.RECORD and not hasattr(report, "node"):
             self._close_books(report.nodeid, entry)
 
-    def finish(self) -> None:
-        """Writes the reports. What came too late for any test is counted as outside of them."""
-        self._count(OUTSIDE, self._drain())
+    def finish(self) -> bool:
+        """Writes the reports. What came too late for any test is counted as outside of them.
+
+        Returns whether something stayed unanswered there: no test could fail for it.
+        """
+        outside = self._count(OUTSIDE, self._drain())
         document = json.dumps(self.document(), indent=2, ensure_ascii=False).encode() + b"\n"
         for path in self.reports:
             write_atomically(path.absolute(), document)
+        return any(outside[kind] for kind in UNANSWERED)
 
     def document(self) -> dict[str, Any]:
         """The report: per test the keys that were played, recorded, missed, refused, and blocked attempts."""
@@ -174,7 +187,7 @@ class Ledger:
     def summary(self) -> list[str]:
         """The closing lines: how much was played, what was missed, what was blocked. Empty if nothing was."""
         entries = self.tests.items()
-        counts = {k: sum(len(e[k]) for _, e in entries) for k in ("played", "recorded", "missed", "refused", "blocked")}
+        counts = {kind: sum(len(entry[kind]) for _, entry in entries) for kind in _KINDS}
         if not any(counts.values()):
             return []
         lines = [" · ".join(f"{kind} {n}" for kind, n in counts.items() if n or kind in ("played", "missed"))]
@@ -182,6 +195,11 @@ class Ledger:
             f"missed   {_name(test)}  {call['key']}  {call['title']}" for test, e in entries for call in e["missed"]
         )
         lines += _some(f"refused  {_name(test)}  {call['detail']}" for test, e in entries for call in e["refused"])
+        lines += _some(f"withheld {_name(test)}  {call['detail']}" for test, e in entries for call in e["withheld"])
+        unheard = dict.fromkeys((test, call["title"]) for test, e in entries for call in e["unheard"])
+        lines += _some(f"unheard  {_name(test)}  nobody listens at {place} in here" for test, place in unheard)
+        if unheard:
+            lines.append('  a model server on this machine needs a grant: hosts = ["http://HOST:PORT"]')
         lines += _some(
             f"blocked  {_name(a['test'])} ({a['phase']})  {a['way']} {a['host']}"
             + (f":{a['port']}" if a["port"] else "")
@@ -211,7 +229,7 @@ class Ledger:
         for event in drained.get("events", ()):
             if event["kind"] in ("played", "recorded"):
                 entry[event["kind"]].append(event["key"])
-            elif event["kind"] in ("missed", "refused"):
+            elif event["kind"] in (*UNANSWERED, "unheard"):
                 entry[event["kind"]].append({name: event[name] for name in ("key", "title", "detail")})
         entry["blocked"] += drained.get("blocked", ())
         return entry
@@ -256,6 +274,12 @@ def _again(owed: BaseException) -> BaseException:
     return owed
 
 
+def _outermost(traceback: TracebackType | None) -> TracebackType | None:
+    if traceback is None:
+        return None
+    return TracebackType(None, traceback.tb_frame, traceback.tb_lasti, traceback.tb_lineno)
+
+
 def _frames(traceback: TracebackType | None) -> list[tuple[FrameType, int, int]]:
     frames = []
     while traceback is not None:
@@ -265,7 +289,7 @@ def _frames(traceback: TracebackType | None) -> list[tuple[FrameType, int, int]]
 
 
 def _entry() -> dict[str, Any]:
-    return {"outcome": "passed", "played": [], "recorded": [], "missed": [], "refused": [], "blocked": []}
+    return {"outcome": "passed", **{kind: [] for kind in _KINDS}}
 
 
 def _some(lines: Iterable[str]) -> list[str]:

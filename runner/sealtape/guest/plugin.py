@@ -44,7 +44,9 @@ def _start(config: pytest.Config) -> None:
     from sealtape.errors import SealtapeError
 
     try:
-        settings = settings_of.load(config.rootpath)
+        # In a sandbox the host has chosen the project; an option of pytest (--rootdir) does not change it.
+        root = config.invocation_params.dir if settings_of.in_guest() else config.rootpath
+        settings = settings_of.load(root)
         if not settings.declared:
             return
         from sealtape.guest.ledger import Ledger
@@ -115,9 +117,12 @@ class Hooks:
         # Under xdist this runs where the workers' reports arrive, so it is here that they are counted.
         self.ledger.add(report)
 
+    @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if not hasattr(session.config, "workerinput"):  # xdist's controller writes for its workers
-            self.ledger.finish()
+        if hasattr(session.config, "workerinput"):
+            return  # xdist's controller writes for its workers
+        if self.ledger.finish() and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         lines = self.ledger.summary()

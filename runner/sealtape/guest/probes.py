@@ -12,6 +12,7 @@ import errno
 import fcntl
 import hmac
 import os
+import resource
 import socket
 import stat
 import struct
@@ -285,6 +286,12 @@ def _seccomp(_plan: Plan) -> Finding:
     return value == "2", {"0": "off", "2": "on"}.get(value, value)
 
 
+def _limits(plan: Plan) -> Finding:
+    """Those that the entry sets, for want of an engine that does."""
+    loose = [name for name, limit in plan["limits"].items() if resource.getrlimit(getattr(resource, name))[1] != limit]
+    return not loose, f"not set: {', '.join(loose)}" if loose else "set"
+
+
 def _user(plan: Plan) -> Finding:
     found = (os.getuid(), os.geteuid(), os.getgid(), os.getegid())
     groups = [group for group in os.getgroups() if group not in (plan["gid"], 65534)]
@@ -337,7 +344,7 @@ def _contains(blob: bytes, length: int, digest: str, salt: bytes) -> bool:
 
 
 def _root(_plan: Plan) -> Finding:
-    written = [folder for folder in ("/", "/usr", "/etc", "/sealtape") if _can_write(folder)]
+    written = [folder for folder in ("/", "/dev", "/etc", "/sealtape", "/usr") if _can_write(folder)]
     return not written, f"could write to {', '.join(written)}" if written else "read-only"
 
 
@@ -388,14 +395,16 @@ def _devices(_plan: Plan) -> Finding:
 
 
 def _mounts(plan: Plan) -> Finding:
-    """What the policy names, and the kernel's own; a mount below a read-only one only if it is read-only too."""
+    """All that the policy names, and the kernel's own; a mount below a read-only one only if it is read-only too."""
     named: dict[str, bool] = plan["mounts"]
     read_only = [target for target, writable in named.items() if not writable]
     odd = []
+    seen = set()
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         before, _, after = line.partition(" - ")
         fields = before.split()
         target = _unescape(fields[4])
+        seen.add(target)
         locked = "ro" in fields[5].split(",")
         below = any(target.startswith(parent.rstrip("/") + "/") for parent in read_only if parent != "/")
         if target == "/" or target.startswith(("/proc", "/dev")) or named.get(target):
@@ -405,6 +414,7 @@ def _mounts(plan: Plan) -> Finding:
             continue
         if not locked or not (target in named or below):
             odd.append(f"{target} ({after.split()[0]}{'' if locked else ', writable'})")
+    odd += [f"{target} (missing)" for target in plan["required"] if os.path.realpath(target) not in seen]
     return not odd, ", ".join(odd) or "as the policy names them"
 
 
@@ -448,6 +458,7 @@ PROBES: tuple[Probe, ...] = (
     Probe("new privileges", "read /proc/self/status", "set", "no-new-privileges", _privileges),
     Probe("capabilities", "read all five sets", "none", "dropping ALL capabilities", _capabilities),
     Probe("user", "ask for uid and gid", "an ordinary user", "the policy's uid and gid", _user),
+    Probe("limits", "ask for the resource limits", "set", "the entry's limits", _limits),
     Probe("other processes", "list /proc", "none", "a pid namespace with its own /proc", _processes),
     Probe("keys", "search every environment and command line", "none", "taking the key out of the guest", _keys),
     Probe("root file system", "write to it", "read-only", "a read-only root", _root),

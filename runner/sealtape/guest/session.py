@@ -17,6 +17,9 @@ from sealtape.guest import door as doors
 from sealtape.guest import seams
 from sealtape.guest.door import Door
 
+# Beside the report: what stayed unanswered, one line each. A run with such a line is not green.
+OWED = "owed.jsonl"
+
 
 @contextmanager
 def session(mode: str | None = None, cassettes: str | Path | None = None, **settings: Any) -> Iterator[Deck]:
@@ -48,6 +51,7 @@ def running(settings: Settings) -> Iterator[Deck]:
             credentials=config.credentials(settings),
             missing_only=bool(link and link.missing_only),
             command=record_command(settings.root),
+            spill=link.report.with_name(OWED) if link else None,
         )
         door = Door(socket=link.door, token=link.token) if link and link.door else None
         stack.enter_context(doors.in_use(door))

@@ -259,6 +259,7 @@ class _BubblewrapGuest(LocalProcess):
             **dict.fromkeys(policy.tmpfs, True),
             **dict.fromkeys(hidden, False),
         }
+        self.required = frozenset((*self.mounts, "/dev/shm"))  # noqa: S108
         status, report = os.pipe()
         # The options hold the guest's environment: through a descriptor they are in nobody's `ps`.
         options = os.memfd_create("bwrap-options")
@@ -279,13 +280,17 @@ class _BubblewrapGuest(LocalProcess):
         self._init_handle: int | None = None
 
     def begin(self) -> None:
-        first = self._status.readline()
-        if not first:
+        if not self._meet_init():
             text = b"".join(data for _, data in self.output()).decode(errors="replace").strip()
             raise EngineError(f"bubblewrap could not make the sandbox: {text}{_hint(text)}")
-        self._init = json.loads(first)["child-pid"]
-        with contextlib.suppress(ProcessLookupError):  # it has ended already
-            self._init_handle = os.pidfd_open(self._init)
+
+    def _meet_init(self) -> bool:
+        """Learn who the sandbox's init is; bwrap says so first of all. False if it made none."""
+        if self._init is None and (first := self._status.readline()):
+            self._init = int(json.loads(first)["child-pid"])
+            with contextlib.suppress(ProcessLookupError):  # it has ended already
+                self._init_handle = os.pidfd_open(self._init)
+        return self._init is not None
 
     def inspect(self) -> list[Check]:
         """The kernel's word: each namespace of the guest is another one than the host's."""
@@ -293,7 +298,10 @@ class _BubblewrapGuest(LocalProcess):
         if pid is None:
             return []
         checks = []
-        for name, option in {**_NAMESPACES, "mnt": "bubblewrap's own", "user": "--unshare-user"}.items():
+        options = {**_NAMESPACES, "mnt": "bubblewrap's own", "user": "--unshare-user"}
+        if Path("/proc/self/ns/cgroup").exists():  # the kernel has them; bubblewrap asks in the same way
+            options["cgroup"] = "--unshare-cgroup-try"
+        for name, option in options.items():
             same = os.readlink(f"/proc/{pid}/ns/{name}") == os.readlink(f"/proc/self/ns/{name}")  # noqa: PTH115 - no path
             found = "the host's" if same else "its own"
             checks.append(engine_check(f"{name} namespace", "its own", found, option))
@@ -305,10 +313,14 @@ class _BubblewrapGuest(LocalProcess):
             self._signal(pid, signal.SIGINT)
 
     def remove(self) -> None:
+        # First: an init that still waits for bwrap's word is not tied to its life yet, and would stay for good.
+        self._meet_init()
         super().remove()
         self._status.close()
         if self._init_handle is not None:
-            # The kernel ends the sandbox's init with bwrap, and all else with that: a moment later.
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._init_handle, signal.SIGKILL)
+            # With the init the kernel ends all else in the sandbox, a moment later.
             select.select([self._init_handle], [], [])
             os.close(self._init_handle)
 

@@ -22,6 +22,7 @@ from docker.types import Mount as DockerMount
 
 from sealtape.config import Settings
 from sealtape.errors import EngineError
+from sealtape.sandbox.daemon import tip_for, unreachable, unsuitable
 from sealtape.sandbox.engine import Chunk, Guest, Process, Progress
 from sealtape.sandbox.image import Recipe, make_recipe
 from sealtape.sandbox.inspection import NO_NEW_PRIVILEGES, container_checks
@@ -98,16 +99,16 @@ class DockerEngine:
 
     def usable(self) -> str | None:
         address = _daemon_address()
-        if reason := _unreachable(address):
+        if reason := unreachable(address):
             return reason
         try:
             self._client = docker.from_env() if os.environ.get("DOCKER_HOST") else docker.DockerClient(address)
             # The SDK keeps connections; without this they would be closed with a warning, if at all.
             weakref.finalize(self, self._client.close)
-            self._client.ping()
+            facts = self._client.info()
         except (DockerException, requests.exceptions.RequestException) as error:
             return f"the daemon at {address} does not answer: {_reason(error)}"
-        return None
+        return unsuitable(address, facts)
 
     def prepare(self, settings: Settings, progress: Progress, *, broker: bool = False) -> None:
         self._ca_bundle = settings.build.ca_bundle
@@ -267,8 +268,9 @@ class _DockerGuest(_DockerProcess):
             **{mount.target: mount.writable for mount in policy.binds(WORKDIR)},
             **{target: options.startswith("rw") for target, options in _tmpfs(policy).items()},
             "/etc/hostname": False,
-            **dict.fromkeys(_INIT, False),
         }
+        self.required = frozenset(self.mounts)
+        self.mounts |= dict.fromkeys(_INIT, False)
 
     def inspect(self) -> list[Check]:
         """What the daemon says the container is, however it came to be so."""
@@ -386,27 +388,13 @@ def _daemon_address() -> str:
     return (context.Host if context else None) or "unix:///var/run/docker.sock"
 
 
-def _unreachable(address: str) -> str | None:
-    """The reason why nobody listens at a unix address; asked plainly, where the SDK answers with a traceback."""
-    if not address.startswith("unix://"):
-        return None
-    with socket.socket(socket.AF_UNIX) as trial:
-        try:
-            trial.connect(address.removeprefix("unix://"))
-        except PermissionError:
-            return f"no permission for the daemon at {address}; join its group: usermod -aG docker $USER"
-        except OSError as error:
-            return f"no daemon answers at {address} ({str(error.strerror).lower()}); is Docker running?"
-    return None
-
-
 @contextmanager
 def _explained(what: str) -> Iterator[None]:
     """The SDK's errors as one sentence."""
     try:
         yield
     except (DockerException, requests.exceptions.RequestException) as error:
-        raise EngineError(f"{what}: {_reason(error)}", tip="see `docker info` and the daemon's log") from error
+        raise EngineError(f"{what}: {_reason(error)}", tip=tip_for(_reason(error))) from error
 
 
 def _reason(error: Exception) -> str:

@@ -41,7 +41,8 @@ class Guest(Process, Protocol):
     """The sandbox of one run. It exists before anything runs in it: `begin` starts the entry.
 
     `workdir` is the project inside; `mounts` maps every expected mount point to whether it may be
-    written; `rlimits` are limits that the entry must set for want of an engine that does.
+    written, `required` are those that have to be there; `rlimits` are limits that the
+    entry must set for want of an engine that does.
     """
 
     @property
@@ -49,6 +50,9 @@ class Guest(Process, Protocol):
 
     @property
     def mounts(self) -> Mapping[str, bool]: ...
+
+    @property
+    def required(self) -> frozenset[str]: ...
 
     @property
     def rlimits(self) -> Mapping[str, int]: ...

@@ -24,6 +24,8 @@ def container_checks(facts: dict[str, Any], policy: Policy, workdir: str) -> lis
     visible = "\0".join([*(config["Env"] or []), *(config["Cmd"] or []), *map(str, config["Labels"].values())])
     keys = [name for name, value in policy.secrets.items() if value in visible]
     extra = sorted(set(mounts).symmetric_difference(wanted))
+    proxies = [name for name, _, value in _variables(config) if name.lower().endswith("_proxy") and "@" in value]
+    health = (config.get("Healthcheck") or {}).get("Test")
     unconfined = [option for option in options if option.startswith(("seccomp", "apparmor", "systempaths"))]
     user = f"{policy.uid}:{policy.gid}"
     return [
@@ -45,8 +47,16 @@ def container_checks(facts: dict[str, Any], policy: Policy, workdir: str) -> lis
         engine_check("host's namespaces", "none", _listed(shared, "none"), "no pid, uts or userns mode"),
         engine_check("devices passed in", "none", _listed(devices, "none"), "no devices"),
         engine_check("user of the container", user, config["User"], "the policy's uid and gid"),
+        engine_check("memory limit", policy.limits.memory, host["Memory"], "mem_limit"),
+        engine_check("process limit", policy.limits.processes, host["PidsLimit"], "pids_limit"),
+        engine_check("health check", "NONE", _listed(health, "the image's"), "healthcheck NONE"),
+        engine_check("proxy passwords", "none", _listed(proxies, "none"), "use_config_proxy False"),
         engine_check("keys in docker inspect", "none", _listed(keys, "none"), "taking the key out of the guest"),
     ]
+
+
+def _variables(config: dict[str, Any]) -> list[tuple[str, str, str]]:
+    return [entry.partition("=") for entry in config["Env"] or []]
 
 
 def _listed(items: Sequence[Any] | None, nothing: str) -> str:

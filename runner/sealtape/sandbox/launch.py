@@ -59,11 +59,15 @@ def launch(engine: Engine, policy: Policy, *, announce: Callable[[Verdict], None
             return _not_sealed(engine, checks, announce)
         _complain(answer)
         announce(verdict)
-        warden.allow(timeout)
+        if not warden.allow(timeout):
+            raise KeyboardInterrupt  # asked for while the guest was probed; it would not have heard of it
         guest.send(b"go\n")
         guest.close_input()
         _pass_through(output)
-        code = guest.wait(_GRACE)
+        try:
+            code = guest.wait(_GRACE)
+        except TimeoutError as error:
+            raise EngineError("the guest closed its output, and did not end", tip="run it again") from error
         return Outcome(exit_code=EXIT_INTERRUPTED if warden.reason else code, verdict=verdict)
 
 
@@ -91,6 +95,7 @@ def _plan(policy: Policy, guest: Guest, birds: Canaries) -> dict[str, Any]:
             for name, value in policy.secrets.items()
         ],
         "mounts": guest.mounts,
+        "required": sorted(guest.required),
         "covered": [placed(path, here) for path in policy.empty_files],
         "masks": [placed(path, here) for path in policy.empty_files],
         "door": policy.door,
@@ -199,9 +204,13 @@ class _Warden:
         self._thread = threading.Thread(target=self._watch, args=(guest,), daemon=True)
         self._thread.start()
 
-    def allow(self, seconds: float) -> None:
+    def allow(self, seconds: float) -> bool:
+        """Give the guest its time, unless the end was asked for already."""
+        if self.reason or not self._notes.empty():
+            return False
         self._deadline = time.monotonic() + seconds
         self._notes.put("time")
+        return True
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._notes.put(signal.Signals(number).name)

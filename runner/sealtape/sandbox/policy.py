@@ -21,6 +21,7 @@ from sealtape.sandbox.survey import doors_below, survey
 
 HOME = "/home/sealtape"
 OUT = "/sealtape/out"
+RESULTS = f"{OUT}/files"
 GUEST = "/sealtape/guest"
 ENTRY = f"{GUEST}/entry.py"
 HOSTNAME = "sealtape"
@@ -30,6 +31,7 @@ PLUGIN = "sealtape"
 _FROM_HOST = ("LANG", "LC_*", "TZ", "TERM", "CI", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "PYTEST_ADDOPTS")
 # A guest that is root would differ from every user's machine, and read what they cannot.
 _ORDINARY = 1000
+_PYTEST_FILES = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini", "pyproject.toml", "tox.ini", "setup.cfg")
 # Below this a match in an environment would be chance.
 _SHORTEST_SECRET = 8
 
@@ -126,7 +128,7 @@ def make_policy(
     secrets = {name: value for name, value in secrets.items() if len(value) >= _SHORTEST_SECRET}
     found = survey(settings.root, settings.mask, secrets)
     # The project is read-only; and without the cache plugin this setting would be an unknown one.
-    cache = () if "no:cacheprovider" in " ".join(pytest_args) else ("-o", "cache_dir=/tmp/pytest-cache")
+    cache = () if _has_no_cache(settings.root, pytest_args) else ("-o", "cache_dir=/tmp/pytest-cache")
     repository = find_repository(settings.root)
     own = settings.root / ".git"
     doors = [os.path.relpath(door, settings.root) for door in doors_below(own)] if own.is_dir() else []
@@ -148,6 +150,14 @@ def make_policy(
         gid=gid,
         door=next((mount.target for mount in extra_mounts if mount.target.startswith("/sealtape/door")), None),
     )
+
+
+def _has_no_cache(root: Path, pytest_args: Sequence[str]) -> bool:
+    """Whether pytest's cache is switched off, on the command line or in one of the files that can do it."""
+    files = [root / name for name in _PYTEST_FILES if (root / name).is_file()]
+    texts = [*pytest_args, os.environ.get("PYTEST_ADDOPTS", "")]
+    texts += [path.read_text(encoding="utf-8", errors="replace") for path in files]
+    return any("no:cacheprovider" in text for text in texts)
 
 
 @contextmanager
@@ -177,6 +187,9 @@ def _own() -> dict[str, str]:
         "XDG_CACHE_HOME": f"{HOME}/.cache",
         "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUNBUFFERED": "1",
+        # Where a test may write what is to outlive the run; coverage would write beside the code.
+        "SEALTAPE_OUT": RESULTS,
+        "COVERAGE_FILE": f"{RESULTS}/.coverage",
         # The project belongs to another uid, and its git folder cannot be written.
         "GIT_CONFIG_COUNT": "1",
         "GIT_CONFIG_KEY_0": "safe.directory",

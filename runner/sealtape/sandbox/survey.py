@@ -12,7 +12,7 @@ from pathlib import Path
 # Folders that are large and hold nothing of the kind looked for.
 PRUNED = frozenset({".git", ".hg", ".svn", "node_modules", "__pycache__", ".mypy_cache", ".ruff_cache", ".hypothesis"})
 _KINDS = ("file", "masked file", "masked folder", "door", "device", "environment")
-_LARGEST_SEARCHED = 1_000_000
+_LARGEST_SEARCHED = 16_000_000
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,14 +6,15 @@ are no way out and are left alone; custom ones that wrap these are caught below 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from functools import cache, wraps
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, partial, wraps
 from types import ModuleType
 from typing import Any, NoReturn
 
 from sealtape.cassette import deck as decks
 from sealtape.cassette.deck import Deck, Recording
-from sealtape.cassette.model import Answer, Failure, Take
+from sealtape.cassette.model import Answer, Failure, Question, Take
 from sealtape.config import Mode
 from sealtape.guest import door as doors
 from sealtape.guest.door import Door
@@ -48,14 +49,18 @@ class Seam:
         @wraps(send)
         def handle_request(transport: Any, request: Any) -> Any:
             deck = decks.current()
-            if deck is None or (route := self.route(deck, request)) == "pass":
+            if deck is None or _is_faked(transport, "handle_request", "close"):
                 return send(transport, request)
+            if (route := self.route(deck, request)) == "pass":
+                with self.unheard(deck, request):
+                    return send(transport, request)
             if route == "ignore":
                 return self.response(deck.ignored(_title(request)), request)
             request.read()
-            asked = self.ask(deck, request)
+            question = self.question(deck, request)
+            asked = deck.answer(question)
             if not isinstance(asked, Recording):
-                return self.response(asked, request)
+                return self.response(asked, request, partial(deck.ends_here, question))
             door = doors.current()
             with self.failing(asked):
                 if door is None:
@@ -71,14 +76,18 @@ class Seam:
         @wraps(send_async)
         async def handle_async_request(transport: Any, request: Any) -> Any:
             deck = decks.current()
-            if deck is None or (route := self.route(deck, request)) == "pass":
+            if deck is None or _is_faked(transport, "handle_async_request", "aclose"):
                 return await send_async(transport, request)
+            if (route := self.route(deck, request)) == "pass":
+                with self.unheard(deck, request):
+                    return await send_async(transport, request)
             if route == "ignore":
                 return self.response(deck.ignored(_title(request)), request)
             await request.aread()
-            asked = self.ask(deck, request)
+            question = self.question(deck, request)
+            asked = deck.answer(question)
             if not isinstance(asked, Recording):
-                return self.response(asked, request)
+                return self.response(asked, request, partial(deck.ends_here, question))
             door = doors.current()
             with self.failing(asked):
                 if door is None:
@@ -117,21 +126,36 @@ class Seam:
     def route(self, deck: Deck, request: Any) -> str:
         return deck.route(request.url.scheme, request.url.host, request.url.port)
 
-    def ask(self, deck: Deck, request: Any) -> Take | Recording:
-        question = deck.http_question(request.method, str(request.url), _text(request.headers), request.content)
-        return deck.answer(question)
+    def question(self, deck: Deck, request: Any) -> Question:
+        return deck.http_question(request.method, str(request.url), _text(request.headers), request.content)
 
-    def response(self, take: Take, request: Any) -> Any:
-        """A take as the library's response, or as its exception, raised."""
-        broken = self.exception(take, request) if isinstance(take, Failure) else None
+    @contextmanager
+    def unheard(self, deck: Deck, request: Any) -> Iterator[None]:
+        """Notes a passed-through call that finds nobody: in a sandbox, a host of the real loopback is not there."""
+        try:
+            yield
+        except self.lib.ConnectError:
+            deck.unheard(request.url.host, request.url.port)
+            raise
+
+    def response(self, take: Take, request: Any, ends_here: Callable[[], BaseException] | None = None) -> Any:
+        """A take as the library's response, or as its exception, raised.
+
+        `ends_here` makes what a reader gets who reads beyond the end of a partial recording.
+        """
         answer = take.after if isinstance(take, Failure) else take
-        if broken and answer is None:
-            raise broken
+        beyond: Callable[[], BaseException] | None = None
+        if isinstance(take, Failure):
+            beyond = partial(self.exception, take, request)
+            if answer is None:
+                raise beyond()
         assert isinstance(answer, Answer), "an HTTP question has HTTP takes"
+        if answer.partial and beyond is None:
+            beyond = ends_here
         return self.lib.Response(
             answer.status,
             headers=_bytes(answer.headers),
-            stream=self.played(answer.pieces(), broken),
+            stream=self.played(answer.pieces(), beyond),
             extensions={
                 "http_version": answer.http_version.encode("ascii"),
                 "reason_phrase": answer.reason.encode("latin-1"),
@@ -218,14 +242,14 @@ def _streams(seam: Seam) -> tuple[Any, Any]:
     bases = (seam.lib.SyncByteStream, seam.lib.AsyncByteStream)
 
     class Played(*bases):  # type: ignore[misc]
-        def __init__(self, pieces: Sequence[bytes], broken: Exception | None) -> None:
+        def __init__(self, pieces: Sequence[bytes], beyond: Callable[[], BaseException] | None) -> None:
             self._pieces = pieces
-            self._broken = broken
+            self._beyond = beyond
 
         def __iter__(self) -> Iterator[bytes]:
             yield from self._pieces
-            if self._broken:
-                raise self._broken
+            if self._beyond:
+                raise self._beyond()
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
             for piece in self:
@@ -264,6 +288,16 @@ def _streams(seam: Seam) -> tuple[Any, Any]:
                 await self._way.aclose()
 
     return Played, Taped
+
+
+def _is_faked(transport: Any, method: str, untouched: str) -> bool:
+    """Whether another tool answers below this transport: respx puts its own method into the connection pool.
+
+    Told by where the two methods of the pool's class were written; a fake replaces only the first.
+    """
+    methods = vars(type(transport._pool))  # noqa: SLF001 -- what the fake itself replaces
+    codes = [methods[name].__code__ for name in (method, untouched) if hasattr(methods.get(name), "__code__")]
+    return len({code.co_filename for code in codes}) > 1
 
 
 def _title(request: Any) -> str:

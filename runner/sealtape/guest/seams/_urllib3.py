@@ -34,6 +34,8 @@ from sealtape.guest import door as doors
 from sealtape.guest.door import Door
 
 Headers = list[tuple[str, str]]
+# Makes what a reader gets who reads beyond the end of a recorded body.
+Beyond = Callable[[], BaseException]
 
 # What each failure is, at the place where urllib3 itself would raise it. Retries and the exceptions that
 # callers see are made of these above.
@@ -74,16 +76,23 @@ def place() -> None:
     ) -> Any:
         deck = decks.current()
         if deck is None or (route := deck.route(pool.scheme, pool.host, pool.port)) == "pass":
-            return send(pool, conn, method, url, body, headers, **options)
+            try:
+                return send(pool, conn, method, url, body, headers, **options)
+            except NewConnectionError:
+                if deck is not None:
+                    deck.unheard(pool.host, pool.port)
+                raise
         if route == "ignore":
             stand_in = _Played(deck.ignored(f"{method} {pool.host}"), pool, url)
             return send(pool, stand_in, method, url, None, headers, **options)
         content = _content(body)
         sent = _listed(pool.headers if headers is None else headers)
         address = _address(pool, url)
-        asked = deck.answer(deck.http_question(method, address, sent, content))
+        question = deck.http_question(method, address, sent, content)
+        asked = deck.answer(question)
         if not isinstance(asked, Recording):
-            return send(pool, _Played(asked, pool, url), method, url, None, headers, **options)
+            stand_in = _Played(asked, pool, url, partial(deck.ends_here, question))
+            return send(pool, stand_in, method, url, None, headers, **options)
         return _record(deck, asked, send, pool, conn, method, url, content, sent, options)
 
     patched: Any = _make_request
@@ -170,8 +179,9 @@ class _StandIn:
 class _Played(_StandIn):
     """A connection on which a take is the answer."""
 
-    def __init__(self, take: Take, pool: Any, url: str) -> None:
+    def __init__(self, take: Take, pool: Any, url: str, ends_here: Beyond | None = None) -> None:
         self.take = take
+        self.ends_here = ends_here
         self.pool = pool
         self.url = url
         self.method = "GET"
@@ -182,17 +192,19 @@ class _Played(_StandIn):
 
     def getresponse(self) -> urllib3.HTTPResponse:
         take = self.take
-        broken = None
-        if isinstance(take, Failure):
-            broken = EXCEPTIONS[take.kind](self.pool, self, self.url, take.message)
-            if take.after is None:
-                raise broken
         answer = take.after if isinstance(take, Failure) else take
+        beyond: Beyond | None = None
+        if isinstance(take, Failure):
+            beyond = partial(EXCEPTIONS[take.kind], self.pool, self, self.url, take.message)
+            if answer is None:
+                raise beyond()
         assert isinstance(answer, Answer), "an HTTP question has HTTP takes"
+        if answer.partial and beyond is None:
+            beyond = self.ends_here
         # Made with these headers only: of Transfer-Encoding urllib3 would look for frames, which are gone.
         encoding = [(n, v) for n, v in answer.headers if n.lower() in ("content-encoding", "content-length")]
         response = urllib3.HTTPResponse(
-            body=_Body(answer.pieces(), broken),
+            body=_Body(answer.pieces(), beyond),
             headers=urllib3.HTTPHeaderDict(encoding),
             status=answer.status,
             reason=answer.reason,
@@ -229,9 +241,9 @@ class _DoorConnection(HTTPConnection):
 class _Body(io.RawIOBase):
     """The pieces of a recorded body as a file: one piece a read at most, and at the end perhaps a failure."""
 
-    def __init__(self, pieces: Sequence[bytes], broken: Exception | None) -> None:
+    def __init__(self, pieces: Sequence[bytes], beyond: Beyond | None) -> None:
         self._pieces = [piece for piece in pieces if piece]
-        self._broken = broken
+        self._beyond = beyond
         self._ended = False
 
     def readable(self) -> bool:
@@ -248,8 +260,8 @@ class _Body(io.RawIOBase):
 
     def read1(self, size: int = -1) -> bytes:
         if not self._pieces:
-            if self._broken is not None:
-                raise self._broken
+            if self._beyond is not None:
+                raise self._beyond()
             self._ended = True  # only now: a body that is shorter than announced is an error to urllib3
             return b""
         piece = self._pieces.pop(0)
