@@ -49,7 +49,13 @@ def doctor(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """The project's own tests. They need both engines."""
     _install(session, "tests")
-    session.run("coverage", "run", "-m", "pytest", "-n", "2", "--dist", "loadgroup", *session.posargs)
+    pytest = ("coverage", "run", "-m", "pytest")
+    if session.posargs:
+        session.run(*pytest, *session.posargs)
+    else:
+        session.run(*pytest, "-n", "2", "tests/app", "tests/broker", "tests/guest", "tests/unit")
+        # One after the other: they look at the containers and processes of the whole machine.
+        session.run(*pytest, "tests/e2e", "tests/sandbox")
     session.run("coverage", "combine", "--quiet", success_codes=[0, 1])
     session.run("coverage", "report")
 

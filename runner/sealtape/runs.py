@@ -78,7 +78,7 @@ def replay(run: Run) -> int:
     """Runs the tests sealed, every model call answered from recordings. Returns the exit code."""
     run = _with_results(run)
     engine = _engine(run)
-    keys = config.credentials(run.settings)
+    keys = _real_keys(run.settings)
     placeholders = {name: placeholder_for(name, fresh=False) for name in run.settings.key_variables()}
     with _out_folder() as out:
         link = GuestLink(engine=engine.name, report=Path(OUT, REPORT))
@@ -111,7 +111,7 @@ def record(run: Run, budget: Budget) -> int:
             token=token,
             missing_only=budget.missing,
         )
-        secrets = {**config.credentials(settings), **real}
+        secrets = {**_real_keys(settings), **real}
         outcome = _launch(run, engine, Mode.RECORD, link, out, placeholders, secrets, (mount,))
         door.close()
         # First of all: what was asked is paid for.
@@ -205,6 +205,12 @@ def _with_results(run: Run) -> Run:
     if run.out:
         prepare_out(run.out, run.settings.root)
     return replace(run, pytest_args=placed_results(run.pytest_args, run.out))
+
+
+def _real_keys(settings: Settings) -> dict[str, str]:
+    """The keys of this environment. A placeholder is none: a run that was started by a test has those."""
+    keys = config.credentials(settings)
+    return {name: value for name, value in keys.items() if value != placeholder_for(name, fresh=False)}
 
 
 def _engines(run: Run) -> tuple[str, ...]:
@@ -416,7 +422,7 @@ def _examine(run: Run, engine: Engine, *, quiet: bool) -> Verdict:
     with run.screen.working(f"examining {engine.name}") as progress:
         engine.prepare(run.settings, (lambda _: None) if quiet else progress)
         with _out_folder() as out:
-            secrets = config.credentials(run.settings)
+            secrets = _real_keys(run.settings)
             policy = make_policy(run.settings, pytest_args=(), env={}, out=out, secrets=secrets)
             idle = replace(policy, command=("-c", ""))
             return launch(engine, idle, announce=lambda _: None, timeout=run.settings.timeout).verdict

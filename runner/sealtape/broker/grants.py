@@ -21,7 +21,7 @@ def prepare_grants(settings: Settings, environ: Mapping[str, str]) -> tuple[Keye
     for grant in settings.grants:
         if grant.key_env is None:
             prepared.append(KeyedGrant(grant=grant))
-        elif key := environ.get(grant.key_env, "").strip():
+        elif (key := environ.get(grant.key_env, "").strip()) and key != placeholder_for(grant.key_env, fresh=False):
             _check(grant, key)
             # Two grants may share a key; its variable holds one placeholder.
             placeholder = placeholders.setdefault(grant.key_env, placeholder_for(grant.key_env, fresh=True))
