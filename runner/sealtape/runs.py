@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from sealtape import config
 from sealtape.broker.door import Door
 from sealtape.broker.grants import prepare_grants
-from sealtape.broker.intake import take_in
+from sealtape.broker.intake import printable, take_in
 from sealtape.broker.wire import BrokerConfig, KeyedGrant, Why
 from sealtape.cassette.store import write_atomically
 from sealtape.config import LOOPBACK, GuestLink, Mode, Settings
@@ -387,15 +387,10 @@ def _owed(out: Path) -> list[dict[str, str]]:
     for line in _guests_text(out / OWED).splitlines():
         try:
             entry = json.loads(line)
-            entries.append({name: _printable(str(entry[name])) for name in ("kind", "title", "test")})
+            entries.append({name: printable(str(entry[name])) for name in ("kind", "title", "test")})
         except (ValueError, TypeError, KeyError):
             entries.append({"kind": "missed", "title": "unreadable", "test": ""})
     return entries
-
-
-def _printable(text: str) -> str:
-    """Text of the guest's as it can be shown: it may be made to take over a terminal."""
-    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _guests_report(path: Path) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class Project:
             (self.path / name).write_text(f"import pytest, sealtape, socket\n{test}\n", encoding="utf-8")
         if conftest:
             (self.path / "conftest.py").write_text(f"import pytest, sealtape, socket\n{conftest}\n", encoding="utf-8")
-        return self.pytester.runpytest_subprocess("-p", "no:cacheprovider", "-rA", *args)
+        return self.pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:randomly", "-rA", *args)
 
 
 @pytest.fixture

@@ -96,11 +96,11 @@ def take_in(
             try:
                 cassette = _understood(folder, name, secrets, tuple(rules))
             except (_Suspicious, CassetteError, SecretError) as error:
-                report.refused.append((_printable(name), _printable(str(error.args[0]))))
+                report.refused.append((printable(name), printable(str(error.args[0]))))
                 continue
             fate = fates.get(cassette.key, _Fate(needed=True))
             if not fate.needed:
-                report.kept_out.append((name, f"its test failed: {_printable(fate.failed[0])}"))
+                report.kept_out.append((name, f"its test failed: {printable(fate.failed[0])}"))
                 continue
             wanted = cassette.takes if keep_failures else tuple(take for take in cassette.takes if not _unwanted(take))
             if len(wanted) < len(cassette.takes):
@@ -218,7 +218,7 @@ def _entry(line: bytes) -> dict[str, Any]:
         return {}
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """Text of the guest's as it can be shown: it may be made to take over a terminal."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
