@@ -85,7 +85,7 @@ def _send(deck: Deck, body: Mapping[str, Any], recording: Recording | None) -> T
     door = doors.current()
     connection: HTTPConnection
     if door is not None:
-        headers |= dict(door.headers(url, test=deck.test, timeout={"read": TIMEOUT}))
+        headers |= dict(door.headers(url, test=deck.test))
         connection = _UnixConnection(str(door.socket))
         target = "/call"
     else:

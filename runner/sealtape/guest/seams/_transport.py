@@ -177,8 +177,8 @@ class Seam:
         headers.append(("accept-encoding", "identity"))
         url = request.url
         if door is not None and recording is not None:
-            timeout = request.extensions.get("timeout", {})
-            headers += door.headers(str(url), test=recording.test, timeout=timeout)
+            connect = request.extensions.get("timeout", {}).get("connect")
+            headers += door.headers(str(url), test=recording.test, connect=connect)
             url = self.lib.URL("http://broker/call")
         return self.lib.Request(
             request.method, url, headers=_bytes(headers), content=request.content, extensions=request.extensions

@@ -117,7 +117,7 @@ def _record(
     headers.append(("Accept-Encoding", "identity"))
     target = url
     if door is not None:
-        headers += door.headers(_address(pool, url), test=deck.test, timeout=_seconds(options.get("timeout")))
+        headers += door.headers(_address(pool, url), test=deck.test, connect=_connect_seconds(options.get("timeout")))
         conn, target = _DoorConnection(door), "/call"
     read_now = options.get("preload_content", True)
     try:
@@ -350,9 +350,7 @@ def _text(value: Any) -> str:
     return value.decode("latin-1") if isinstance(value, bytes) else str(value)
 
 
-def _seconds(timeout: Any) -> dict[str, float | None]:
-    """urllib3's time limits as the broker takes them: seconds, None where there is none."""
-    if not isinstance(timeout, Timeout):
-        return {}
-    limits = {"connect": timeout.connect_timeout, "read": timeout.read_timeout}
-    return {name: float(value) if isinstance(value, int | float) else None for name, value in limits.items()}
+def _connect_seconds(timeout: Any) -> float | None:
+    """urllib3's time limit for a connection, in seconds; None where there is none."""
+    limit = timeout.connect_timeout if isinstance(timeout, Timeout) else None
+    return float(limit) if isinstance(limit, int | float) else None
